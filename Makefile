@@ -1,0 +1,51 @@
+# Every target does its own set-up: a fresh machine needs only `make` and a network.
+VENV   ?= .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.ready
+RUN    := $(BIN)/python -m
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-unit check format docs bench soak clean
+
+help:  ## Show this list
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml
+	@infra/setup.sh "$(VENV)" "$(PYTHON)"
+	@touch $@
+
+setup: $(STAMP)  ## Make the virtual environment with everything the other targets need
+
+demo: $(STAMP)  ## The whole product in one command: server, four workers (one is killed), compact, query, replay, export
+	@$(BIN)/trajlake demo
+
+test: $(STAMP)  ## All tests, against the local store and a real S3 server
+	$(RUN) pytest -m "not soak" -n 2 --dist loadfile
+
+test-unit: $(STAMP)  ## The tests that take seconds
+	$(RUN) pytest -m unit -n 2
+
+check: $(STAMP)  ## Lint, types, import direction
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@test ! -e platform/__init__.py || { echo "platform/__init__.py hides the standard library's platform: remove it"; exit 1; }
+
+format: $(STAMP)  ## Let ruff put the code in shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(STAMP)  ## Write the reference pages that are generated (docs/schema.md, docs/cli.md)
+	$(BIN)/trajlake schema show --output markdown > docs/schema.md
+	$(BIN)/python -m trajlake_cli.reference > docs/cli.md
+
+bench: $(STAMP)  ## Measure beside peers, print ratios
+	$(RUN) tests.benchmarks
+
+soak: $(STAMP)  ## Long tests of reliability
+	$(RUN) pytest -m soak
+
+clean:  ## Remove what the targets made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

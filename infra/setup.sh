@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Makes the virtual environment at $1 with interpreter $2. Installs what a bare Debian lacks when it may.
+set -euo pipefail
+venv=$1
+python=$2
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+usable() { "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+if command -v uv >/dev/null; then
+    uv venv --quiet --allow-existing --python '>=3.11' "$venv"
+    VIRTUAL_ENV="$venv" uv pip install --quiet -e '.[dev]'
+    exit 0
+fi
+if ! usable; then
+    command -v apt-get >/dev/null || { echo "Python 3.11 or newer with venv is needed: install it, or call make PYTHON=…" >&2; exit 1; }
+    echo "installing python3 and python3-venv"
+    as_root apt-get update -qq
+    as_root apt-get install -y -qq python3 python3-venv >/dev/null
+    usable || { echo "this system's python3 is older than 3.11: call make PYTHON=/path/to/a/newer/python3" >&2; exit 1; }
+fi
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+echo "installing packages into $venv (a minute or two the first time)"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[dev]'
