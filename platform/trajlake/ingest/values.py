@@ -1,0 +1,413 @@
+"""From what a rollout holds to what the event schema holds: every value is copied or frozen at the call.
+
+A rollout goes on changing its lists and arrays after `step()` returned, so nothing here keeps a reference to a
+mutable argument. Values that Arrow cannot hold as they are (integers in identifier columns, lone surrogates)
+are stored in a form that it can, and `restore` keeps the original.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trajlake.errors import UsageError
+from trajlake_schemas.column import Column
+from trajlake_schemas.episodes import BEGIN, FAILURE_STAGES, OUTCOME, STATUSES
+from trajlake_schemas.steps import SOURCES, STEP_CONTENT
+
+Row = dict[str, Any]
+
+_INT32_MAX = 2**31 - 1
+_LONGEST_TEXT = 500_000_000  # at four bytes a character this still fits Arrow's 32-bit offsets
+
+
+def json_text(value: Any) -> str:
+    """`value` as JSON text, ASCII only, so that lone surrogates survive as escapes."""
+    try:
+        return json.dumps(value, separators=(",", ":"), default=_json_default)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"cannot be written as JSON: {error}") from error
+
+
+def _json_default(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=repr)
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode("ascii")}
+    raise TypeError(f"a {type(value).__name__} has no JSON form")
+
+
+def microseconds(value: Any) -> int:
+    """Microseconds since 1970 UTC, from a datetime, ISO 8601 text, or seconds since 1970."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError as error:
+            raise UsageError(f"not an ISO 8601 time: {value!r}") from error
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            value = value.replace(tzinfo=UTC)
+        delta = value - datetime(1970, 1, 1, tzinfo=UTC)
+        return int((delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e11:
+        return round(value * 1_000_000)
+    raise UsageError(f"not a time (a datetime, ISO 8601 text, or seconds since 1970): {value!r}")
+
+
+def tensor(name: str, value: Any) -> Row:
+    """One array in the form of `steps.tensors`. Raises UsageError for object and structured arrays."""
+    array = np.asarray(_to_numpy(value))
+    if array.dtype.hasobject or array.dtype.names is not None or array.dtype.kind == "V":
+        raise UsageError(
+            f"tensor {name!r} has dtype {array.dtype}: only plain numbers, bools, text and times can be stored; "
+            "record each field as a tensor of its own"
+        )
+    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    dtype = array.dtype.name if array.dtype.kind in "biufc" else array.dtype.str
+    return {"name": name, "dtype": dtype, "shape": list(array.shape), "data": array.tobytes()}
+
+
+def _to_numpy(value: Any) -> Any:
+    """A torch tensor (or anything that can detach) as numpy, without importing torch."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        return value.numpy() if hasattr(value, "numpy") else value
+    return value
+
+
+def _numbers(kind: type[np.generic]) -> Callable[[Any], np.ndarray[Any, Any]]:
+    dtype = np.dtype(kind)
+    limits = np.iinfo(dtype) if dtype.kind == "i" else None
+
+    def convert(value: Any) -> np.ndarray[Any, Any]:
+        given = np.asarray(_to_numpy(value))
+        if given.ndim != 1:
+            raise UsageError(f"must be a flat list, not of shape {given.shape}")
+        if given.size == 0:
+            return np.zeros(0, dtype)
+        if given.dtype.kind not in "biuf":
+            raise UsageError(f"must hold numbers, not {given.dtype}")
+        if limits is not None:
+            if given.dtype.kind == "f" and not np.array_equal(given, np.trunc(given)):
+                raise UsageError("must hold whole numbers")
+            if given.min() < limits.min or given.max() > limits.max:
+                raise UsageError(f"must hold numbers from {limits.min} to {limits.max}")
+        return np.array(given, dtype=dtype)  # a copy: the caller may reuse its buffer
+
+    return convert
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"must be text, not {type(value).__name__}")
+    if len(value) > _LONGEST_TEXT:
+        raise UsageError(f"holds {len(value):,} characters, more than the {_LONGEST_TEXT:,} that fit into one column")
+    return str(value)
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise UsageError(f"must be True or False, not {value!r}")
+
+
+def _real(value: Any) -> float:
+    if isinstance(value, (bool, str)):
+        raise UsageError(f"must be a number, not {value!r}")
+    try:
+        return float(_to_numpy(value))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"must be one number, not {value!r}") from error
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
+        return int(value)
+    raise UsageError(f"must be a whole number of 64 bits, not {value!r}")
+
+
+def _json_or_text(value: Any) -> tuple[str, str]:
+    return (value, "string") if isinstance(value, str) else (json_text(value), "object")
+
+
+def tool_calls(value: Any, leftovers: Row) -> list[Row]:
+    """Calls in our form or OpenAI's (`{"id", "type", "function": {"name", "arguments"}}`).
+
+    Keys that no field holds are put into `leftovers` under the call's position.
+    """
+    calls = []
+    for position, given in enumerate(_mappings(value)):
+        call = dict(given)
+        function = call.pop("function", None)
+        if isinstance(function, Mapping):
+            inner = dict(function)
+            name, arguments = inner.pop("name", None), inner.pop("arguments", None)
+            if inner:
+                call["function"] = inner
+            if call.get("type") == "function":
+                del call["type"]
+        else:
+            if function is not None:
+                call["function"] = function
+            name, arguments = call.pop("name", None), call.pop("arguments", None)
+        text, kind = (None, None) if arguments is None else _json_or_text(arguments)
+        calls.append(
+            {
+                "id": _identifier_text(call.pop("id", None)),
+                "name": None if name is None else str(name),
+                "arguments": text,
+                "arguments_kind": call.pop("arguments_kind", None) or kind,
+            }
+        )
+        if call:
+            leftovers.setdefault("tool_calls", {})[str(position)] = call
+    return calls
+
+
+def tool_results(value: Any, leftovers: Row) -> list[Row]:
+    """Results as `{"call_id" or "tool_call_id", "content", "is_error"}`; content that is not text becomes JSON."""
+    results = []
+    for position, given in enumerate(_mappings(value)):
+        result = dict(given)
+        call_id = result.pop("call_id", None)
+        if call_id is None:
+            call_id = result.pop("tool_call_id", None)
+        content = result.pop("content", None)
+        is_error = result.pop("is_error", None)
+        results.append(
+            {
+                "call_id": _identifier_text(call_id),
+                "content": None if content is None else _json_or_text(content)[0],
+                "is_error": None if is_error is None else _boolean(is_error),
+            }
+        )
+        if result:
+            leftovers.setdefault("tool_results", {})[str(position)] = result
+    return results
+
+
+def content_parts(value: Any) -> list[Row]:
+    """Parts in our form or OpenAI's (`{"type": "image_url", "image_url": {"url": …}}`)."""
+    parts = []
+    for given in _mappings(value):
+        part = dict(given)
+        data = part.pop("data", None)
+        row: Row = {
+            "type": part.pop("type", None),
+            "text": part.pop("text", None),
+            "media_type": part.pop("media_type", None),
+            "uri": part.pop("uri", None),
+            "data": bytes(data) if isinstance(data, (bytes, bytearray, memoryview)) else None,
+        }
+        if row["data"] is None and data is not None:
+            part["data"] = data
+        for name in ("type", "text", "media_type", "uri"):
+            if row[name] is not None and not isinstance(row[name], str):
+                part[name], row[name] = row[name], None
+        row["extra"] = json_text(part) if part else None
+        parts.append(row)
+    return parts
+
+
+def rewards(value: Any) -> list[Row]:
+    """Components as `{"format": 0.2, …}` or a list of `{"name", "value", "weight", "kind"}`."""
+    if isinstance(value, Mapping):
+        value = [{"name": name, "value": component} for name, component in value.items()]
+    rows = []
+    for given in _mappings(value):
+        unknown = set(given) - {"name", "value", "weight", "kind"}
+        if unknown:
+            raise UsageError(f"has no field {', '.join(sorted(map(str, unknown)))}; name, value, weight, kind are")
+        number, weight = given.get("value"), given.get("weight")
+        rows.append(
+            {
+                "name": _text(given.get("name")),
+                "value": None if number is None else _real(number),
+                "weight": None if weight is None else _real(weight),
+                "kind": given.get("kind"),
+            }
+        )
+    return rows
+
+
+def _mappings(value: Any) -> Sequence[Mapping[str, Any]]:
+    if isinstance(value, (Mapping, str, bytes)) or not isinstance(value, Sequence):
+        raise UsageError(f"must be a list of objects, not {type(value).__name__}")
+    for item in value:
+        if not isinstance(item, Mapping):
+            raise UsageError(f"must be a list of objects; it holds {type(item).__name__}")
+    return value
+
+
+def _identifier_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else str(value)
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if value not in choices:
+            raise UsageError(f"must be one of {', '.join(choices)}, not {value!r}")
+        return str(value)
+
+    return check
+
+
+def _tensors(value: Any) -> list[Row]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"must map names to arrays, not {type(value).__name__}")
+    return [tensor(str(name), array) for name, array in value.items()]
+
+
+def _tags(value: Any) -> list[tuple[str, str]]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"must map text to text, not {type(value).__name__}")
+    return [(str(name), _text(label)) for name, label in value.items()]
+
+
+def _parent_step(value: Any) -> int:
+    number = _integer(value)
+    if not 0 <= number <= _INT32_MAX:
+        raise UsageError(f"must be the index of an earlier step, not {number}")
+    return number
+
+
+_SPECIAL: dict[str, Callable[[Any], Any]] = {
+    "parent_step": _parent_step,
+    "source": _one_of(SOURCES),
+    "status": _one_of(STATUSES),
+    "failure_stage": _one_of(FAILURE_STAGES),
+    "content_parts": content_parts,
+    "rewards": rewards,
+    "tensors": _tensors,
+    "tags": _tags,
+    "token_ids": _numbers(np.int32),
+    "loss_mask": _numbers(np.int8),
+    "logprobs": _numbers(np.float32),
+    "extra": json_text,
+}
+
+
+def _converter(column: Column) -> Callable[[Any], Any]:
+    if column.name in _SPECIAL:
+        return _SPECIAL[column.name]
+    if pa.types.is_string(column.type):
+        return _text
+    if pa.types.is_boolean(column.type):
+        return _boolean
+    if pa.types.is_floating(column.type):
+        return _real
+    if pa.types.is_timestamp(column.type):
+        return microseconds
+    return _integer
+
+
+_STEP_CONVERTERS = {
+    column.name: _converter(column)
+    for column in STEP_CONTENT
+    if column.name not in {"tool_calls", "tool_results", "restore"}
+}
+_BEGIN_CONVERTERS = {column.name: _converter(column) for column in BEGIN}
+_END_CONVERTERS = {column.name: _converter(column) for column in OUTCOME} | {"extra": json_text}
+
+
+def step_row(given: Mapping[str, Any]) -> Row:
+    """The `step` struct of an event. Raises UsageError that names the field."""
+    row: Row = {}
+    leftovers: Row = {}
+    extra = given.get("extra")
+    for name, value in given.items():
+        if value is None or name == "extra":
+            continue
+        try:
+            if name == "tool_calls":
+                row[name] = tool_calls(value, leftovers)
+            elif name == "tool_results":
+                row[name] = tool_results(value, leftovers)
+            else:
+                row[name] = _STEP_CONVERTERS[name](value)
+        except KeyError:
+            raise _unknown_field("step", name, ("tool_calls", "tool_results", *_STEP_CONVERTERS)) from None
+        except UsageError as error:
+            raise UsageError(f"step field {name}: {error}") from error
+    if leftovers or extra is not None:
+        row["extra"] = json_text({**(extra or {}), **leftovers} if leftovers else extra)
+    return row
+
+
+def begin_row(given: Mapping[str, Any]) -> Row:
+    """The `begin` struct of an event; integers in identifier columns are kept in `restore`."""
+    return _row("episode", given, _BEGIN_CONVERTERS)
+
+
+def end_row(given: Mapping[str, Any]) -> Row:
+    """The `end` struct of an event."""
+    return _row("end", given, _END_CONVERTERS)
+
+
+def _row(what: str, given: Mapping[str, Any], converters: Mapping[str, Callable[[Any], Any]]) -> Row:
+    row: Row = {}
+    originals: Row = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name not in converters:
+            raise _unknown_field(what, name, tuple(converters))
+        if converters[name] is _text and isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+            originals[name] = int(value)
+            value = str(value)
+        try:
+            row[name] = converters[name](value)
+        except UsageError as error:
+            raise UsageError(f"{what} field {name}: {error}") from error
+    if originals:
+        row["restore"] = json_text(originals)
+    return row
+
+
+def _unknown_field(what: str, name: str, known: tuple[str, ...]) -> UsageError:
+    return UsageError(
+        f"{what} has no field {name!r}; put it into extra={{…}}, or use one of {', '.join(sorted(known))}"
+    )
+
+
+def without_surrogates(row: Row) -> Row:
+    """`row` with each lone surrogate replaced by U+FFFD, and the originals in its `restore` by column path.
+
+    A path names struct fields and list positions: `tool_calls.0.arguments`. The original is kept as base64 of
+    its UTF-8 with surrogates let through, because JSON escapes would join two halves of a pair.
+    """
+    originals: Row = {}
+
+    def clean(value: Any, path: str) -> Any:
+        if isinstance(value, str):
+            try:
+                value.encode("utf-8")
+            except UnicodeEncodeError:
+                originals[path] = {"wtf8": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode("ascii")}
+                return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in value)
+            return value
+        if isinstance(value, dict):
+            return {name: clean(item, f"{path}.{name}" if path else name) for name, item in value.items()}
+        if isinstance(value, list):
+            return [clean(item, f"{path}.{position}") for position, item in enumerate(value)]
+        if isinstance(value, tuple):
+            return tuple(clean(item, f"{path}.{position}") for position, item in enumerate(value))
+        return value
+
+    cleaned: Row = clean(row, "")
+    if originals:
+        known = json.loads(row["restore"]) if row.get("restore") else {}
+        cleaned["restore"] = json_text({**originals, **known})
+    return cleaned
