@@ -54,7 +54,7 @@ def open_store(
         raise UsageError(f"an empty address: want {_ACCEPTED}")
     scheme, _, rest = text.partition("://")
     host, _, path = rest.partition("/")
-    if scheme == "s3" and host:
+    if scheme == "s3" and host and ":" not in host:
         return S3Store(host, path, patience=patience, connect_patience=connect_patience)
     if scheme in {"s3+http", "s3+https"} and host and path:
         bucket, _, prefix = path.partition("/")
