@@ -126,6 +126,7 @@ EPISODES = TableSchema(
             "The episode whose content this one repeats.",
             null="not known to repeat another",
         ),
+        Column("retracted", pa.string(), "Why the episode must not be used.", null="it may be used"),
         Column(
             "token_audit",
             pa.string(),

@@ -1,0 +1,343 @@
+"""One unit's work without any storage: events in, step rows and episode rows out, and a sum that adds up.
+
+All events of an episode are in one unit. A *take* is what one writer epoch recorded of one attempt at an episode;
+where there are several takes, the complete one wins, then the later attempt, then the later epoch. Nothing is
+ordered by clocks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trajlake.ingest.segment import EVENT_SCHEMA, SegmentName
+from trajlake.table.rows import content_hashes, token_audits
+from trajlake_schemas import EPISODES, STEPS
+from trajlake_schemas.episodes import BEGIN, OUTCOME
+from trajlake_schemas.steps import STEP_CONTENT
+
+NO_END = "no end was recorded"  # the stop_reason of an episode that was sealed
+
+
+@dataclass(frozen=True)
+class KnownEpisode:
+    """What the `episodes` table says of an episode before this compaction."""
+
+    attempt: int
+    complete: bool
+
+
+@dataclass
+class Sums:
+    """Where every event went: `events` is the sum of all the others but `quarantined_segments`."""
+
+    events: int = 0
+    steps: int = 0
+    begins_and_ends: int = 0
+    scores: int = 0
+    retractions: int = 0
+    duplicate_events: int = 0
+    pending_events: int = 0
+
+    def add(self, other: Sums) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    @property
+    def explained(self) -> int:
+        return sum(value for name, value in vars(self).items() if name != "events")
+
+
+@dataclass
+class Merged:
+    """What a unit found: `steps` in table order, `lengths` rows an episode, and `episodes` without places yet."""
+
+    steps: pa.Table
+    lengths: list[int]
+    episodes: pa.Table
+    sums: Sums
+    replaced: list[str] = field(default_factory=list)
+    sealed: list[str] = field(default_factory=list)
+    duplicates: list[str] = field(default_factory=list)
+    pending: list[str] = field(default_factory=list)
+    late_scores: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    late_retractions: dict[str, str] = field(default_factory=dict)
+
+
+def merge(
+    segments: Sequence[tuple[SegmentName, pa.Table]],
+    known: Mapping[str, KnownEpisode],
+    seal: frozenset[str],
+) -> Merged:
+    """Merge the events of one unit.
+
+    `known` has the episodes of this unit that the table holds already; `seal` those that are to be sealed as
+    aborted where no end was recorded.
+    """
+    events = pa.concat_tables([table for _, table in segments]) if segments else EVENT_SCHEMA.empty_table()
+    keys = _keys(segments, events)
+    sums = Sums(events=len(keys))
+
+    unique = keys.unique(["writer", "sequence"], keep="first", maintain_order=True)
+    sums.duplicate_events = len(keys) - len(unique)
+    recorded = unique.filter(pl.col("kind").is_in(["begin", "step", "end"]))
+    takes, decisions = _choose(recorded, known, seal)
+
+    verdicts = recorded.join(takes, on=["episode_id", "attempt", "writer"], how="left")
+    counts = dict(verdicts.group_by("verdict").len().iter_rows())
+    sums.duplicate_events += counts.get("duplicate", 0)
+    sums.pending_events += counts.get("pending", 0)
+    kept = verdicts.filter(pl.col("verdict") == "keep")
+    sums.steps = int((kept["kind"] == "step").sum())
+    sums.begins_and_ends = len(kept) - sums.steps
+
+    episodes, steps, lengths = _rows(events, segments, kept)
+    merged = Merged(steps, lengths, episodes, sums, **decisions)
+    _apply_late(events, unique, merged, known)
+    if sums.explained != sums.events:
+        raise AssertionError(f"{sums.events} events came in, {sums.explained} are accounted for: {sums}")
+    return merged
+
+
+def _keys(segments: Sequence[tuple[SegmentName, pa.Table]], events: pa.Table) -> pl.DataFrame:
+    """The light columns of the events, with their row and their writer (numbered in the order of epochs)."""
+    writers = sorted({(name.run_id, name.worker_id, name.epoch) for name, _ in segments})
+    numbers = {writer: number for number, writer in enumerate(writers)}
+    writer = np.repeat(
+        [numbers[name.run_id, name.worker_id, name.epoch] for name, _ in segments],
+        [len(table) for _, table in segments],
+    ).astype(np.int32)
+    keys = pl.from_arrow(events.select(["kind", "episode_id", "attempt", "sequence"]))
+    assert isinstance(keys, pl.DataFrame)
+    epochs = pl.DataFrame(
+        {"writer": range(len(writers)), "epoch": [epoch for _, _, epoch in writers]},
+        schema={"writer": pl.Int32, "epoch": pl.Int32},
+    )
+    return (
+        keys.with_columns(writer=pl.Series(writer, dtype=pl.Int32))
+        .with_row_index("row")
+        .join(epochs, on="writer", how="left", maintain_order="left")
+    )
+
+
+def _choose(
+    recorded: pl.DataFrame, known: Mapping[str, KnownEpisode], seal: frozenset[str]
+) -> tuple[pl.DataFrame, dict[str, list[str]]]:
+    """The verdict on each take (`keep`, `duplicate` or `pending`), and the episodes by what became of them."""
+    takes = (
+        recorded.group_by(["episode_id", "attempt", "writer"])
+        .agg(complete=(pl.col("kind") == "end").any(), epoch=pl.col("epoch").first())
+        .sort(["episode_id", "complete", "attempt", "epoch", "writer"], descending=[False, True, True, True, True])
+        .with_columns(first=pl.int_range(pl.len()).over("episode_id") == 0)
+    )
+    verdicts: list[str] = []
+    found: dict[str, list[str]] = {"replaced": [], "sealed": [], "duplicates": [], "pending": []}
+    best: tuple[str, int] = ("", 0)  # verdict and attempt of the first take of this episode
+    for episode_id, attempt, complete, first in takes.select("episode_id", "attempt", "complete", "first").iter_rows():
+        before = known.get(episode_id)
+        waits = not complete and episode_id not in seal
+        if first:
+            settled = before is not None and before.complete and attempt <= before.attempt
+            if settled or (before is not None and before.complete and not complete and not waits):
+                verdict = "duplicate"
+            else:
+                verdict = "pending" if waits else "keep"
+            best = (verdict, attempt)
+        else:
+            # A take that is still being recorded may win when it ends, so it waits too.
+            verdict = "pending" if waits and (best[0] == "pending" or attempt > best[1]) else "duplicate"
+        verdicts.append(verdict)
+        if verdict == "duplicate":
+            found["duplicates"].append(episode_id)
+        elif verdict == "keep" and before is not None:
+            found["replaced"].append(episode_id)
+        if verdict != "duplicate" and not complete:
+            # A sealed episode stays in the ledger as pending: should its writer go on after all, its earlier
+            # events are read again and the whole replaces what was sealed.
+            found["pending"].append(episode_id)
+            if verdict == "keep":
+                found["sealed"].append(episode_id)
+    takes = takes.with_columns(verdict=pl.Series(verdicts, dtype=pl.String))
+    return takes.select(["episode_id", "attempt", "writer", "verdict"]), found
+
+
+def _rows(
+    events: pa.Table, segments: Sequence[tuple[SegmentName, pa.Table]], kept: pl.DataFrame
+) -> tuple[pa.Table, pa.Table, list[int]]:
+    """Episode rows (ordered so that rollouts of one task are neighbours), their steps in the same order."""
+    begins = kept.filter(pl.col("kind") == "begin").unique(["episode_id"], keep="first", maintain_order=True)
+    ends = kept.filter(pl.col("kind") == "end").unique(["episode_id"], keep="last", maintain_order=True)
+    one = kept.group_by("episode_id").agg(
+        attempt=pl.col("attempt").first(), row=pl.col("row").min(), n_steps=(pl.col("kind") == "step").sum()
+    )
+    one = one.join(begins.select("episode_id", begin="row"), on="episode_id", how="left")
+    one = one.join(ends.select("episode_id", end="row"), on="episode_id", how="left")
+
+    begin = _struct(events, "begin")
+    tasks = pl.DataFrame(
+        {
+            "begin": pl.Series(range(len(begin)), dtype=pl.UInt32),
+            "task_family": pl.from_arrow(begin.field("task_family")),
+            "task_id": pl.from_arrow(begin.field("task_id")),
+        }
+    )
+    one = one.join(tasks, on="begin", how="left").sort(["task_family", "task_id", "episode_id"])
+
+    order = one.select("episode_id").with_row_index("place")
+    step_keys = kept.filter(pl.col("kind") == "step").join(order, on="episode_id", how="left")
+    step_keys = step_keys.sort(["place", "sequence"]).with_columns(
+        step_index=pl.int_range(pl.len(), dtype=pl.Int32).over("episode_id")
+    )
+    content = _struct(events, "step").take(pa.array(step_keys["row"].to_numpy())).flatten()
+    names = [field.name for field in EVENT_SCHEMA.field("step").type]
+    columns = dict(zip(names, content, strict=True))
+    steps = pa.Table.from_arrays(
+        [
+            step_keys["episode_id"].to_arrow().cast(pa.string()),
+            step_keys["step_index"].to_arrow(),
+            *(columns[column.name] for column in STEP_CONTENT),
+        ],
+        schema=STEPS.arrow,
+    )
+    lengths = one["n_steps"].to_list()
+    episodes = _episodes(events, segments, one, steps, lengths)
+    # An episode without steps has no place in the steps file, so its length is left out there.
+    return episodes, steps, [length for length in lengths if length]
+
+
+def _struct(events: pa.Table, name: str) -> pa.StructArray:
+    return pa.concat_arrays(events[name].chunks or [pa.array([], EVENT_SCHEMA.field(name).type)])
+
+
+def _episodes(
+    events: pa.Table,
+    segments: Sequence[tuple[SegmentName, pa.Table]],
+    one: pl.DataFrame,
+    steps: pa.Table,
+    lengths: list[int],
+) -> pa.Table:
+    def taken(name: str) -> dict[str, pa.Array]:
+        rows = pa.array(one[name].to_list(), pa.int64())
+        fields = [field.name for field in EVENT_SCHEMA.field(name).type]
+        return dict(zip(fields, _struct(events, name).take(rows).flatten(), strict=True))
+
+    begin, end = taken("begin"), taken("end")
+    ended = pc.is_valid(pa.array(one["end"].to_list(), pa.int64()))
+    recorded = pa.concat_arrays(events["recorded_at"].chunks or [pa.array([], EVENT_SCHEMA.field("recorded_at").type)])
+    names = _segment_names(segments, one["row"].to_numpy())
+
+    def when(what: dict[str, pa.Array], rows: str) -> pa.Array:
+        """The source's own time, else the writer's; an import without times leaves it open."""
+        own = recorded.take(pa.array(one[rows].to_list(), pa.int64()))
+        imported = pc.is_valid(begin["source_format"])
+        return pc.if_else(
+            pc.is_valid(what["occurred_at"]), what["occurred_at"], pc.if_else(imported, pa.scalar(None, own.type), own)
+        )
+
+    started, finished = when(begin, "begin"), when(end, "end")
+    wall = pc.divide(pc.cast(pc.subtract(finished.cast(pa.int64()), started.cast(pa.int64())), pa.float64()), 1000.0)
+    columns: dict[str, Any] = {
+        "episode_id": one["episode_id"].to_arrow().cast(pa.string()),
+        "attempt": one["attempt"].to_arrow(),
+        "run_id": pa.array([name.run_id for name in names], pa.string()),
+        "worker_id": pa.array([name.worker_id for name in names], pa.string()),
+        "epoch": pa.array([name.epoch for name in names], pa.int32()),
+        **{column.name: begin[column.name] for column in BEGIN},
+        **{column.name: end[column.name] for column in OUTCOME},
+        "started_at": started,
+        "ended_at": finished,
+        "wall_ms": wall,
+        "extra": _merge_json(begin["extra"], end["extra"]),
+        "restore": _merge_json(begin["restore"], end["restore"]),
+        "n_steps": pa.array(lengths, pa.int32()),
+        **_sums_of_steps(steps, lengths),
+        "content_hash": pa.array(content_hashes(steps, lengths), pa.string()),
+        "token_audit": pa.array(token_audits(steps, lengths), pa.string()),
+    }
+    columns["status"] = pc.if_else(ended, columns["status"], "aborted")
+    columns["stop_reason"] = pc.if_else(ended, columns["stop_reason"], NO_END)
+    arrays = [
+        columns[column.name].cast(column.type) if column.name in columns else pa.nulls(len(one), column.type)
+        for column in EPISODES
+    ]
+    return pa.Table.from_arrays(arrays, schema=EPISODES.arrow)
+
+
+def _segment_names(segments: Sequence[tuple[SegmentName, pa.Table]], rows: np.ndarray[Any, Any]) -> list[SegmentName]:
+    ends = np.cumsum([len(table) for _, table in segments])
+    return [segments[index][0] for index in np.searchsorted(ends, rows, side="right")]
+
+
+def _merge_json(first: pa.Array, second: pa.Array) -> pa.Array:
+    """JSON objects of both, the second's keys winning."""
+    if second.null_count == len(second):
+        return first
+    pairs = zip(first.to_pylist(), second.to_pylist(), strict=True)
+    return pa.array(
+        [
+            json.dumps({**json.loads(one), **json.loads(two)}, separators=(",", ":")) if one and two else one or two
+            for one, two in pairs
+        ],
+        pa.string(),
+    )
+
+
+def _sums_of_steps(steps: pa.Table, lengths: list[int]) -> dict[str, pa.Array]:
+    """Counts and sums over the steps of each episode; null where no step has a value."""
+    episode = np.repeat(np.arange(len(lengths)), lengths)
+    errors = pc.list_flatten(steps["tool_results"])
+    frame = pl.DataFrame(
+        {
+            "episode": episode,
+            "n_tool_calls": pl.from_arrow(pc.fill_null(pc.list_value_length(steps["tool_calls"]), 0)),
+            "n_tool_errors": _errors_by_step(steps, errors),
+            **{
+                name: pl.from_arrow(steps[name])
+                for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
+            },
+        }
+    )
+    said = {name: pl.col(name).count() for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")}
+    summed = frame.group_by("episode").agg(
+        pl.col("n_tool_calls").sum().cast(pl.Int32),
+        pl.col("n_tool_errors").sum().cast(pl.Int32),
+        *(pl.when(count > 0).then(pl.col(name).sum()).alias(name) for name, count in said.items()),
+    )
+    every = pl.DataFrame({"episode": np.arange(len(lengths))}).join(summed, on="episode", how="left").sort("episode")
+    every = every.with_columns(pl.col("n_tool_calls", "n_tool_errors").fill_null(0))
+    return {name: every[name].to_arrow() for name in every.columns if name != "episode"}
+
+
+def _errors_by_step(steps: pa.Table, results: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    counts = pc.fill_null(pc.list_value_length(steps["tool_results"]), 0).to_numpy()
+    if len(results) == 0:
+        return np.zeros(len(steps), dtype=np.int32)
+    flags = pc.fill_null(pc.struct_field(results, "is_error"), False).to_numpy(zero_copy_only=False)
+    step = np.repeat(np.arange(len(steps)), counts)
+    return np.bincount(step[flags], minlength=len(steps)).astype(np.int32)
+
+
+def _apply_late(events: pa.Table, unique: pl.DataFrame, merged: Merged, known: Mapping[str, KnownEpisode]) -> None:
+    """Scores and retractions: onto rows of this unit, or left for rows that the table has, or pending."""
+    late = unique.filter(pl.col("kind").is_in(["score", "retract"])).sort(["writer", "sequence"])
+    if late.is_empty():
+        return
+    here = set(merged.episodes["episode_id"].to_pylist())
+    for kind, episode_id, row in late.select(["kind", "episode_id", "row"]).iter_rows():
+        if episode_id not in here and episode_id not in known:
+            merged.sums.pending_events += 1
+            if episode_id not in merged.pending:
+                merged.pending.append(episode_id)
+        elif kind == "score":
+            merged.sums.scores += 1
+            merged.late_scores.setdefault(episode_id, []).append(events["score"][row].as_py())
+        else:
+            merged.sums.retractions += 1
+            merged.late_retractions[episode_id] = events["retract"][row].as_py()["reason"] or "no reason given"

@@ -1,0 +1,166 @@
+"""What one unit does, wherever a runner puts it: read, merge, write, and say so in one small object.
+
+    jobs/compact/<n>/units/<unit>.json            what was done: files, sums, decisions
+    jobs/compact/<n>/units/<unit>-<hash>.parquet  the episode rows, for the driver to commit
+
+A unit that is repeated, by a retry or by another compactor, writes files with the same names or finds the object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from trajlake.errors import ObjectMissing, SegmentUnreadable, StoreUnavailable
+from trajlake.ingest.segment import SegmentName, decode_segment
+from trajlake.storage import ObjectStore, Unknown
+from trajlake.table.layout import Place, content_name, encode_rows, put_steps
+from trajlake_pipelines.merge import KnownEpisode, Merged, merge
+from trajlake_pipelines.plan import PlannedSegment, Unit, job_folder
+
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class UnitResult:
+    """What a unit did. Everything that the driver needs to commit, and nothing large."""
+
+    number: int
+    steps_file: dict[str, Any] | None  # path, size, statistics
+    episodes_key: str | None
+    sums: dict[str, int]
+    events_by_segment: dict[str, int]
+    pending_by_segment: dict[str, list[str]]
+    quarantined: dict[str, str]
+    episodes: int = 0
+    replaced: list[str] = field(default_factory=list)
+    sealed: list[str] = field(default_factory=list)
+    duplicates: list[str] = field(default_factory=list)
+    pending: list[str] = field(default_factory=list)
+    late_scores: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    late_retractions: dict[str, str] = field(default_factory=dict)
+
+
+def result_key(compaction: int, unit: int) -> str:
+    """Where the result of a unit lies."""
+    return f"{job_folder(compaction)}/units/{unit:06d}.json"
+
+
+def run_unit(store: ObjectStore, compaction: int, unit: Unit) -> None:
+    """Do the unit, unless its result is there already."""
+    key = result_key(compaction, unit.number)
+    if store.stat(key) is not None:
+        return
+    tables, quarantined = _read(store, unit)
+    known = {episode: KnownEpisode(attempt, complete) for episode, (attempt, complete) in unit.known.items()}
+    merged = merge([(name, table) for name, _, table in tables], known, frozenset(unit.seal))
+    result = _write(store, compaction, unit, tables, merged, quarantined)
+    outcome = store.put_if_absent(key, json.dumps(asdict(result), separators=(",", ":")).encode())
+    if isinstance(outcome, Unknown):
+        raise StoreUnavailable(str(outcome.error)) from outcome.error
+
+
+def load_result(store: ObjectStore, compaction: int, unit: int) -> UnitResult:
+    """Raises ObjectMissing where the unit was not done."""
+    return UnitResult(**json.loads(store.get(result_key(compaction, unit))))
+
+
+Read = tuple[SegmentName, PlannedSegment, pa.Table]
+
+
+def _read(store: ObjectStore, unit: Unit) -> tuple[list[Read], dict[str, str]]:
+    """The events of this unit's episodes by segment, and the segments that cannot be read with the reason."""
+    wanted = None if unit.episodes is None else pa.array(unit.episodes, pa.string())
+
+    def one(segment: PlannedSegment) -> Read | str:
+        try:
+            table = decode_segment(store.get(segment.key), segment.key)
+        except SegmentUnreadable as error:
+            return str(error)
+        except ObjectMissing:
+            return f"{segment.key}: it was removed from the store before it was consumed"
+        if wanted is not None:
+            table = table.filter(pc.is_in(table["episode_id"], wanted))
+        return SegmentName.parse(segment.key), segment, table
+
+    tables: list[Read] = []
+    quarantined: dict[str, str] = {}
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for segment, found in zip(unit.segments, pool.map(one, unit.segments), strict=True):
+            if isinstance(found, str):
+                quarantined[segment.key] = found
+            else:
+                tables.append(found)
+    return tables, quarantined
+
+
+def _write(
+    store: ObjectStore,
+    compaction: int,
+    unit: Unit,
+    tables: Sequence[Read],
+    merged: Merged,
+    quarantined: dict[str, str],
+) -> UnitResult:
+    steps_file = episodes_key = None
+    episodes = merged.episodes
+    if len(merged.steps):
+        file, places = put_steps(store, f"{compaction:08d}-{unit.number:06d}", merged.steps, merged.lengths)
+        steps_file = {"path": file.path, "size": file.size, "statistics": dict(file.statistics)}
+        episodes = with_places(episodes, file.path, places)
+    if len(episodes):
+        data = encode_rows(episodes)
+        episodes_key = content_name(f"{job_folder(compaction)}/units/{unit.number:06d}", data)
+        outcome = store.put_if_absent(episodes_key, data)
+        if isinstance(outcome, Unknown):
+            raise StoreUnavailable(str(outcome.error)) from outcome.error
+    waiting = set(merged.pending)
+    pending_by_segment = {
+        segment.key: sorted(waiting.intersection(table["episode_id"].unique().to_pylist()))
+        for _, segment, table in tables
+    }
+    return UnitResult(
+        number=unit.number,
+        steps_file=steps_file,
+        episodes_key=episodes_key,
+        sums=vars(merged.sums),
+        events_by_segment={segment.key: len(table) for _, segment, table in tables},
+        pending_by_segment={key: ids for key, ids in pending_by_segment.items() if ids},
+        quarantined=quarantined,
+        episodes=len(episodes),
+        replaced=merged.replaced,
+        sealed=merged.sealed,
+        duplicates=merged.duplicates,
+        pending=sorted(waiting),
+        late_scores=merged.late_scores,
+        late_retractions=merged.late_retractions,
+    )
+
+
+def with_places(episodes: pa.Table, path: str, places: Sequence[Place]) -> pa.Table:
+    """`episodes` with the place of their steps; `places` are those of the episodes that have steps, in order."""
+    remaining = iter(places)
+    found = [next(remaining) if count else None for count in episodes["n_steps"].to_pylist()]
+    columns: dict[str, pa.Array] = {
+        "steps_path": pa.array([None if place is None else path for place in found], pa.string()),
+        "row_group": pa.array([place and place.row_group for place in found], pa.int32()),
+        "row_offset": pa.array([place and place.row_offset for place in found], pa.int32()),
+        "row_count": pa.array([place and place.row_count for place in found], pa.int32()),
+    }
+    for name, column in columns.items():
+        episodes = episodes.set_column(episodes.schema.get_field_index(name), episodes.schema.field(name), column)
+    return episodes
+
+
+def load_episodes(store: ObjectStore, results: Sequence[UnitResult]) -> list[pa.Table]:
+    """The episode rows of these units."""
+    keys = [result.episodes_key for result in results if result.episodes_key]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return [pq.read_table(pa.BufferReader(data)) for data in pool.map(store.get, keys)]

@@ -1,0 +1,111 @@
+"""A lake: the object that everything else is reached from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trajlake.errors import StoreUnavailable
+from trajlake.storage import ObjectStore, open_store
+from trajlake.storage.check import ensure_safe
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from trajlake.ingest.writer import Durability, Writer
+    from trajlake.read.snapshot import Snapshot
+    from trajlake.table.tables import LakeInfo
+
+
+class Lake:
+    """Where trajectories are: a store, and what lies in it. Made by `connect` and `create`; holds no connection open.
+
+    `uri` is as people write it; `store` is the object store below it.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+
+    @property
+    def uri(self) -> str:
+        return self.store.uri
+
+    def __repr__(self) -> str:
+        return f"Lake({self.uri!r})"
+
+    def check(self) -> LakeInfo:
+        """What the lake's marker says. Raises LakeMissing, LakeTooNew, or a StoreError."""
+        from trajlake.table.tables import read_marker
+
+        return read_marker(self.store)
+
+    def writer(
+        self,
+        run: str,
+        worker: str | None = None,
+        *,
+        spool: str | os.PathLike[str] | None = None,
+        durability: Durability = "remote",
+        segment_bytes: int = 4 << 20,
+        segment_seconds: float = 5.0,
+        memory_bytes: int = 64 << 20,
+    ) -> Writer:
+        """A Writer for one worker of a run: see trajlake.Writer.
+
+        Raises LakeMissing where there is no lake. A store that does not answer is no reason to stop a rollout: the
+        writer then begins on the spool alone and uploads when the store is back.
+        """
+        from trajlake.ingest.writer import Writer, log
+
+        try:
+            self.check()
+        except StoreUnavailable as error:
+            log.warning("%s; recording into the spool until it answers", error)
+        return Writer(
+            self.store,
+            run,
+            worker,
+            spool=spool,
+            durability=durability,
+            segment_bytes=segment_bytes,
+            segment_seconds=segment_seconds,
+            memory_bytes=memory_bytes,
+        )
+
+    def snapshot(self, token: str | None = None) -> Snapshot:
+        """The tables as they are now, pinned; or as they were, by the token of an earlier snapshot.
+
+        Raises LakeMissing, UsageError for a token that is none, SnapshotExpired.
+        """
+        from trajlake.read.snapshot import open_snapshot
+
+        self.check()
+        return open_snapshot(self, token)
+
+    def segments(self) -> pl.LazyFrame:
+        """The ledger: every landing segment that was consumed, waits for the end of an episode, or is quarantined."""
+        import polars as pl
+
+        from trajlake.table.tables import open_table
+
+        return pl.scan_delta(open_table(self.store, "segments"))
+
+
+def connect(uri: str | Path) -> Lake:
+    """The lake at `uri`: a folder, `s3://bucket/prefix` (endpoint and credentials from the environment), or
+    `s3+http://host:port/bucket/prefix`. Nothing is read yet. Raises UsageError for any other address."""
+    return Lake(open_store(str(uri)))
+
+
+def create(uri: str | Path) -> Lake:
+    """Make a lake at `uri` and connect to it. The bucket must exist.
+
+    Raises LakeExists, StoreUnsafe where the server ignores If-None-Match, or a StoreError.
+    """
+    from trajlake.table.tables import create_lake
+
+    store = open_store(str(uri))
+    ensure_safe(store)
+    create_lake(store)
+    return Lake(store)

@@ -1,0 +1,206 @@
+"""A snapshot: the tables at pinned versions. Everything that reads, reads one of these."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from trajlake.errors import EpisodeMissing, QueryError, SnapshotExpired, StoreUnavailable, UsageError
+from trajlake.read.steps_reader import StepsReader
+from trajlake.read.trajectory import Trajectory, restored
+from trajlake.table.tables import open_table
+
+if TYPE_CHECKING:
+    from trajlake.lake import Lake
+    from trajlake.read.export import ExportReport
+    from trajlake.read.sampler import Sampler
+
+_TOKEN = re.compile(r"e(\d+)\.s(\d+)")
+_PLACE = ["episode_id", "steps_path", "row_group", "row_offset", "row_count"]
+FAILED = "coalesce(success = false, false) OR coalesce(status IN ('failed', 'aborted'), false)"
+USABLE = pl.col("retracted").is_null()
+
+
+class Snapshot:
+    """The episodes and steps of one moment. `token` names it: `lake.snapshot(token)` opens the same one again."""
+
+    def __init__(self, lake: Lake, episodes_table: DeltaTable, steps_table: DeltaTable) -> None:
+        self.lake = lake
+        self._episodes_table = episodes_table
+        self._steps_table = steps_table
+
+    def __repr__(self) -> str:
+        return f"Snapshot({self.lake.uri!r}, {self.token!r})"
+
+    @property
+    def token(self) -> str:
+        """E.g. `e12.s13`: the versions of `episodes` and of the `steps` that its rows point into."""
+        return f"e{self._episodes_table.version()}.s{self._steps_table.version()}"
+
+    @property
+    def episodes(self) -> pl.LazyFrame:
+        """One row an episode; columns as in docs/schema.md."""
+        return pl.scan_delta(self._episodes_table)
+
+    @property
+    def steps(self) -> pl.LazyFrame:
+        """One row a step; columns as in docs/schema.md."""
+        return pl.scan_delta(self._steps_table)
+
+    def where(self, condition: str | None) -> pl.LazyFrame:
+        """`episodes`, filtered by a SQL condition such as `reward > 0.5 AND domain = 'airline'`.
+
+        Raises QueryError with what is wrong in it.
+        """
+        if condition is None or not condition.strip():
+            return self.episodes
+        with _query_errors(condition, self.episodes):
+            frame = self.episodes.filter(pl.sql_expr(condition))
+            frame.collect_schema()
+        return frame
+
+    def query(self, sql: str) -> pl.DataFrame:
+        """The result of a SELECT over `episodes` and `steps` (Polars SQL; only the columns and files that it needs
+        are read). Raises QueryError with what is wrong in it."""
+        context = pl.SQLContext({"episodes": self.episodes, "steps": self.steps})
+        with _query_errors(sql, self.episodes), self._expiry():
+            return context.execute(sql).collect(engine="streaming")
+
+    def collect(self, frame: pl.LazyFrame) -> pl.DataFrame:
+        """Collect a frame of this snapshot, with the errors of reading made clear."""
+        with _query_errors("", self.episodes), self._expiry():
+            return frame.collect(engine="streaming")
+
+    def episode(self, episode_id: str) -> Trajectory:
+        """One episode by its id, or by the beginning of its id where only one has it. Raises EpisodeMissing."""
+        found = self.collect(self.episodes.filter(pl.col("episode_id") == episode_id))
+        if found.is_empty():
+            found = self.collect(self.episodes.filter(pl.col("episode_id").str.starts_with(episode_id)).limit(2))
+            if found.is_empty():
+                raise EpisodeMissing(
+                    f"no episode {episode_id} in snapshot {self.token}: `trajlake episodes` lists them"
+                )
+            if len(found) > 1:
+                raise EpisodeMissing(f"more than one episode begins with {episode_id}: give more of its id")
+        return next(self._with_steps(found))
+
+    def trajectories(self, episode_ids: Iterable[str]) -> Iterator[Trajectory]:
+        """These episodes, in this order, a repeated id repeatedly. Raises EpisodeMissing before the first."""
+        wanted = list(episode_ids)
+        unique = list(dict.fromkeys(wanted))
+        rows = self.collect(self.episodes.filter(pl.col("episode_id").is_in(unique)))
+        missing = set(unique) - set(rows["episode_id"])
+        if missing:
+            raise EpisodeMissing(f"no episode {min(missing)} in snapshot {self.token}")
+        ordered = pl.DataFrame({"episode_id": wanted}).join(rows, on="episode_id", how="left", maintain_order="left")
+        return self._with_steps(ordered.select(rows.columns))
+
+    def _with_steps(self, rows: pl.DataFrame) -> Iterator[Trajectory]:
+        """The trajectories of these rows, in bounded batches."""
+        for batch in rows.iter_slices(256):
+            for row, steps in zip(batch.iter_rows(named=True), self.steps_of(batch), strict=True):
+                yield Trajectory(restored(row), [restored(step) for step in steps.to_pylist()])
+
+    def steps_of(self, rows: pl.DataFrame) -> list[Any]:
+        """For each episode row an Arrow table of its steps, by its place: one small read an episode."""
+        with self._expiry():
+            return self._reader.read(rows.select(_PLACE))
+
+    @cached_property
+    def _reader(self) -> StepsReader:
+        return StepsReader(self.lake.store)
+
+    def sampler(self, strategy: str = "uniform", *, where: str | None = None, seed: int = 0) -> Sampler:
+        """Draws episodes: see trajlake.read.sampler. Raises UsageError and QueryError."""
+        from trajlake.read.sampler import make_sampler
+
+        return make_sampler(self, strategy, where=where, seed=seed)
+
+    def export(
+        self,
+        destination: str | Path,
+        *,
+        format: str = "parquet",
+        shards: int = 1,
+        seed: int = 0,
+        where: str | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> ExportReport:
+        """Write the episodes as training shards: see trajlake.read.export."""
+        from trajlake.read.export import export
+
+        return export(
+            self, Path(destination), format=format, shards=shards, seed=seed, where=where, on_progress=on_progress
+        )
+
+    def _expiry(self) -> _Expiry:
+        return _Expiry(self.token)
+
+
+class _Expiry:
+    """A file of the snapshot that is gone means that its time is over."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        from trajlake.errors import ObjectMissing
+
+        missing = isinstance(error, (FileNotFoundError, ObjectMissing))
+        if missing or (isinstance(error, (OSError, pl.exceptions.ComputeError)) and _says_missing(str(error))):
+            raise SnapshotExpired(
+                f"files of snapshot {self._token} were removed after the retention period: take a newer snapshot"
+            ) from error
+
+
+def _says_missing(text: str) -> bool:
+    return any(words in text for words in ("404", "NoSuchKey", "No such file", "not found"))
+
+
+class _query_errors:
+    def __init__(self, sql: str, episodes: pl.LazyFrame) -> None:
+        self._sql = sql
+        self._episodes = episodes
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, pl.exceptions.ColumnNotFoundError):
+            name = str(error).splitlines()[0]
+            known = ", ".join(self._episodes.collect_schema().names())
+            raise QueryError(f"unknown column {name}; episodes has: {known}") from error
+        if isinstance(error, pl.exceptions.PolarsError) and not _says_missing(str(error)):
+            raise QueryError(" ".join(str(error).split())) from error
+
+
+def open_snapshot(lake: Lake, token: str | None) -> Snapshot:
+    """See Lake.snapshot."""
+    if token is None:
+        episodes = open_table(lake.store, "episodes")
+        pinned = episodes.transaction_version("steps")
+        steps = open_table(lake.store, "steps", 0 if pinned is None else pinned)
+        return Snapshot(lake, episodes, steps)
+    match = _TOKEN.fullmatch(token)
+    if match is None:
+        raise UsageError(f"{token!r} is not a snapshot's token; one looks like e12.s13")
+    try:
+        return Snapshot(
+            lake,
+            open_table(lake.store, "episodes", int(match[1])),
+            open_table(lake.store, "steps", int(match[2])),
+        )
+    except (DeltaError, StoreUnavailable) as error:
+        if isinstance(error, StoreUnavailable) and "404" not in str(error) and "No such file" not in str(error):
+            raise
+        raise SnapshotExpired(f"the lake no longer has snapshot {token}: take a newer one") from error

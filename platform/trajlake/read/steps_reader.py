@@ -1,0 +1,135 @@
+"""Reads the steps of single episodes: one request for the row group of each, once a file's footer is known."""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from io import RawIOBase
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trajlake.errors import StoreError
+from trajlake.storage import ByteRange, ObjectStore
+from trajlake_schemas import STEPS
+
+_FOOTER_GUESS = 256 * 1024
+_FOOTERS_KEPT = 512
+_THREADS = 16
+
+
+class StepsReader:
+    """Keeps the footers of the files that it has read; safe from several threads."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
+
+    def read(self, places: pl.DataFrame) -> list[pa.Table]:
+        """For each row of `places` (steps_path, row_group, row_offset, row_count) a table of its steps."""
+        rows = places.rows(named=True)
+        wanted = {(row["steps_path"], row["row_group"]) for row in rows if row["steps_path"] is not None}
+        by_file: dict[str, list[int]] = {}
+        for path, group in sorted(wanted):
+            by_file.setdefault(path, []).append(group)
+        groups: dict[tuple[str, int], pa.Table] = {}
+        if len(by_file) == 1:
+            results = [self._groups(*next(iter(by_file.items())))]
+        else:
+            with ThreadPoolExecutor(_THREADS) as pool:
+                results = list(pool.map(lambda item: self._groups(*item), by_file.items()))
+        for result in results:
+            groups.update(result)
+        empty = STEPS.arrow.empty_table()
+        return [
+            empty
+            if row["steps_path"] is None
+            else groups[row["steps_path"], row["row_group"]].slice(row["row_offset"], row["row_count"])
+            for row in rows
+        ]
+
+    def _groups(self, path: str, numbers: list[int]) -> dict[tuple[str, int], pa.Table]:
+        """Row groups of one file, in one call of the store."""
+        key = f"{STEPS.name}/{path}"
+        footer = self._footer(key)
+        ranges = [_row_group_range(footer, number) for number in numbers]
+        found = {}
+        for number, extent, data in zip(numbers, ranges, self._store.get_ranges(key, ranges), strict=True):
+            file = pq.ParquetFile(_Piece(extent.start, data), metadata=footer)
+            found[path, number] = file.read_row_group(number, use_threads=False)
+        return found
+
+    def _footer(self, key: str) -> pq.FileMetaData:
+        known = self._footers.get(key)
+        if known is not None:
+            return known
+        info = self._store.stat(key)
+        if info is None:
+            raise FileNotFoundError(key)
+        length = min(info.size, _FOOTER_GUESS)
+        tail = self._store.get_ranges(key, [ByteRange(info.size - length, length)])[0]
+        (size,) = struct.unpack("<I", tail[-8:-4])
+        if size + 8 > len(tail):
+            tail = self._store.get_ranges(key, [ByteRange(info.size - size - 8, size + 8)])[0]
+        try:
+            footer = pq.read_metadata(pa.BufferReader(tail[-(size + 8) :]))
+        except pa.ArrowInvalid as error:
+            raise StoreError(f"{key} is damaged: {error}") from error
+        self._footers[key] = footer
+        while len(self._footers) > _FOOTERS_KEPT:
+            self._footers.popitem(last=False)
+        return footer
+
+
+def _row_group_range(footer: pq.FileMetaData, number: int) -> ByteRange:
+    """The bytes of all column chunks of a row group, which the writer put side by side."""
+    group = footer.row_group(number)
+    starts, ends = [], []
+    for index in range(group.num_columns):
+        column = group.column(index)
+        start = column.data_page_offset
+        if column.has_dictionary_page and column.dictionary_page_offset is not None:
+            start = min(start, column.dictionary_page_offset)
+        starts.append(start)
+        ends.append(start + column.total_compressed_size)
+    return ByteRange(min(starts), max(ends) - min(starts))
+
+
+class _Piece(RawIOBase):
+    """A piece of a file that answers reads inside it as if the whole file were there."""
+
+    def __init__(self, start: int, data: bytes) -> None:
+        super().__init__()
+        self._start = start
+        self._data = data
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        end = self._start + len(self._data)
+        self._position = offset + (0, self._position, end)[whence]
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        begin = self._position - self._start
+        if begin < 0:
+            raise OSError(f"byte {self._position} was not fetched")
+        data = self._data[begin:] if size < 0 else self._data[begin : begin + size]
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)

@@ -1,0 +1,194 @@
+"""The Parquet layout of the tables.
+
+`steps`: the rows of one episode are contiguous and in order, and a row group never splits an episode. Row groups
+aim at 100-200 KiB encoded, so that one episode costs one small read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trajlake.errors import StoreUnavailable
+from trajlake.storage import ObjectStore, Unknown
+from trajlake.table.commit import NewFile, statistics
+from trajlake_schemas import EPISODES, SEGMENTS, STEPS
+
+ROW_GROUP_BYTES = 150 * 1024
+_FIRST_RATIO = 6.0  # Arrow bytes to encoded bytes, before the file itself has shown its own
+_FLOAT_LISTS = "logprobs.list.element"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the steps of one episode are: row group, first row in it, number of rows."""
+
+    row_group: int
+    row_offset: int
+    row_count: int
+
+
+def encode_steps(steps: pa.Table, lengths: Sequence[int]) -> tuple[bytes, list[Place]]:
+    """`steps`, whose consecutive runs of `lengths` rows are one episode each, as one Parquet file; and the places."""
+    sink = pa.BufferOutputStream()
+    places: list[Place] = []
+    with pq.ParquetWriter(
+        sink,
+        STEPS.arrow,
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=[name for name in _leaves(STEPS.arrow) if name != _FLOAT_LISTS],
+        column_encoding={_FLOAT_LISTS: "BYTE_STREAM_SPLIT"},
+        write_page_index=True,
+        write_statistics=True,
+        store_schema=False,
+    ) as writer:
+        bytes_by_row = _row_bytes(steps)
+        ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
+        start_row = group = encoded = 0
+        arrow_bytes = 0.0
+        first = 0  # the first episode of the row group
+        while first < len(lengths):
+            ratio = arrow_bytes / encoded if encoded else _FIRST_RATIO
+            budget = ROW_GROUP_BYTES * ratio
+            limit = bytes_by_row[start_row] + budget
+            last = first + 1
+            while last < len(lengths) and bytes_by_row[ends[last]] <= limit:
+                last += 1
+            end_row = int(ends[last - 1])
+            offset = 0
+            for episode in range(first, last):
+                places.append(Place(group, offset, int(lengths[episode])))
+                offset += int(lengths[episode])
+            before = sink.tell()
+            writer.write_table(steps.slice(start_row, end_row - start_row), row_group_size=max(1, end_row - start_row))
+            encoded += sink.tell() - before
+            arrow_bytes += float(bytes_by_row[end_row] - bytes_by_row[start_row])
+            start_row, first, group = end_row, last, group + 1
+    return sink.getvalue().to_pybytes(), places
+
+
+def _leaves(schema: pa.Schema) -> list[str]:
+    """The dotted names of the Parquet leaf columns."""
+    leaves: list[str] = []
+
+    def walk(name: str, kind: pa.DataType) -> None:
+        if pa.types.is_list(kind):
+            walk(f"{name}.list.element", kind.value_type)
+        elif pa.types.is_map(kind):
+            walk(f"{name}.key_value.key", kind.key_type)
+            walk(f"{name}.key_value.value", kind.item_type)
+        elif pa.types.is_struct(kind):
+            for child in kind:
+                walk(f"{name}.{child.name}", child.type)
+        else:
+            leaves.append(name)
+
+    for field in schema:
+        walk(field.name, field.type)
+    return leaves
+
+
+def _row_bytes(table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Cumulative Arrow bytes before each row (length rows + 1), from the offsets of the nested and text columns."""
+    total = np.zeros(len(table) + 1)
+    for column in table.columns:
+        total += _cumulative(pa.concat_arrays(column.chunks or [pa.array([], column.type)]))
+    return total
+
+
+def _cumulative(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    rows = len(array)
+    kind = array.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        offsets = _offsets(array)
+        return (offsets - offsets[0]).astype(np.float64) + np.arange(rows + 1)
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        offsets = _offsets(array)
+        if pa.types.is_map(kind):
+            inner = _cumulative(array.keys) + _cumulative(array.items)
+        else:
+            inner = _cumulative(array.values)
+        return inner[offsets] - inner[offsets[0]] + np.arange(rows + 1)
+    if pa.types.is_struct(kind):
+        total = np.arange(rows + 1, dtype=np.float64)
+        for child in array.flatten():
+            total += _cumulative(child)
+        return total
+    width = max(1, kind.bit_width // 8)
+    return np.arange(rows + 1, dtype=np.float64) * width
+
+
+def _offsets(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    buffer = array.buffers()[1]
+    if buffer is None or len(array) == 0:
+        return np.zeros(len(array) + 1, dtype=np.int64)
+    return np.frombuffer(buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+
+
+def encode_rows(rows: pa.Table) -> bytes:
+    """Rows of `episodes` or `segments` as one Parquet file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd", write_page_index=True, row_group_size=64 * 1024, store_schema=False)
+    return sink.getvalue().to_pybytes()
+
+
+def content_name(prefix: str, data: bytes) -> str:
+    """`<prefix>-<hash of data>.parquet`: the same work gives the same name, other bytes never meet it."""
+    return f"{prefix}-{hashlib.sha256(data).hexdigest()[:16]}.parquet"
+
+
+def put_file(store: ObjectStore, table: str, prefix: str, data: bytes) -> str:
+    """Put a file into a table's folder under its content's name; it is no part of the table until a commit says so.
+    Returns the path below the folder."""
+    path = content_name(prefix, data)
+    outcome = store.put_if_absent(f"{table}/{path}", data)
+    if isinstance(outcome, Unknown):
+        raise StoreUnavailable(str(outcome.error)) from outcome.error
+    return path
+
+
+def put_steps(store: ObjectStore, prefix: str, steps: pa.Table, lengths: Sequence[int]) -> tuple[NewFile, list[Place]]:
+    """Write one `steps` file; see encode_steps."""
+    data, places = encode_steps(steps, lengths)
+    path = put_file(store, STEPS.name, prefix, data)
+    return NewFile(path, len(data), statistics(steps, ["episode_id"])), places
+
+
+_EPISODE_STATISTICS = [
+    column.name for column in EPISODES if column.flat and column.name not in {"extra", "restore", "failure_detail"}
+]
+
+
+def put_episodes(store: ObjectStore, prefix: str, episodes: pa.Table) -> NewFile:
+    """Write one `episodes` file."""
+    data = encode_rows(episodes)
+    return NewFile(
+        put_file(store, EPISODES.name, prefix, data), len(data), _plain(statistics(episodes, _EPISODE_STATISTICS))
+    )
+
+
+def put_segments(store: ObjectStore, prefix: str, segments: pa.Table, state: str) -> NewFile:
+    """Write one file of the ledger, in the partition of `state`."""
+    rows = segments.drop_columns(["state"])
+    data = encode_rows(rows)
+    path = put_file(store, SEGMENTS.name, f"{state}-{prefix}", data)
+    return NewFile(path, len(data), statistics(rows, ["path"]), {"state": state})
+
+
+def _plain(values: dict[str, object]) -> dict[str, object]:
+    """Statistics with times as Delta writes them (ISO 8601)."""
+    result: dict[str, object] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            result[name] = _plain(value)
+        elif hasattr(value, "isoformat"):
+            result[name] = value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        else:
+            result[name] = value
+    return result

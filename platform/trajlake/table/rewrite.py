@@ -1,0 +1,180 @@
+"""Changing rows that are committed: copy the files that hold them, without or with other values.
+
+Delta files are immutable, so a change is a new file that comes and an old one that goes, in one commit. Only files
+that hold a touched episode are read; their statistics say which those can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from trajlake.storage import ObjectStore
+from trajlake.table.commit import Change, NewFile, active_files
+from trajlake.table.layout import Place, put_episodes, put_steps
+from trajlake_schemas import EPISODES, STEPS
+
+SCORED_REWARD = "reward"  # a late score of this name is the episode's reward, not only a component of it
+
+
+def files_that_may_hold(table: DeltaTable, episodes: Collection[str]) -> Iterator[str]:
+    """Paths of active files whose least and greatest episode_id admit one of `episodes`."""
+    files = active_files(table)
+    if not len(files) or not episodes:
+        return
+    wanted = np.sort(np.asarray(list(episodes), dtype=object))
+    names = files.schema.names
+    paths = files["path"].to_pylist()
+    least = files["min.episode_id"].to_pylist() if "min.episode_id" in names else [None] * len(paths)
+    greatest = files["max.episode_id"].to_pylist() if "max.episode_id" in names else [None] * len(paths)
+    for path, low, high in zip(paths, least, greatest, strict=True):
+        if low is None or high is None:
+            yield path
+            continue
+        first = int(np.searchsorted(wanted, low, side="left"))
+        if first < len(wanted) and wanted[first] <= high:
+            yield path
+
+
+def read_file(store: ObjectStore, table: str, path: str, columns: list[str] | None = None) -> pa.Table:
+    """A whole file of a table, in the table's schema."""
+    return pq.read_table(pa.BufferReader(store.get(f"{table}/{path}")), columns=columns)
+
+
+def run_lengths(episode_ids: pa.ChunkedArray) -> list[int]:
+    """Lengths of the runs of equal neighbours."""
+    encoded = pc.run_end_encode(pa.concat_arrays(episode_ids.chunks or [pa.array([], pa.string())]))
+    return [int(length) for length in np.diff(encoded.run_ends.to_numpy(zero_copy_only=False), prepend=0)]
+
+
+def steps_without(store: ObjectStore, table: DeltaTable, episodes: Collection[str], prefix: str) -> Change:
+    """Remove the steps of `episodes`. The other episodes of a touched file move to a new one: see `locate`."""
+    wanted = pa.array(sorted(episodes), pa.string())
+    add: list[NewFile] = []
+    remove: list[str] = []
+    for path in files_that_may_hold(table, episodes):
+        rows = read_file(store, STEPS.name, path)
+        keep = rows.filter(pc.invert(pc.is_in(rows["episode_id"], wanted)))
+        if len(keep) == len(rows):
+            continue
+        remove.append(path)
+        if len(keep):
+            add.append(put_steps(store, prefix, keep.cast(STEPS.arrow), run_lengths(keep["episode_id"]))[0])
+    return Change(add, remove)
+
+
+def locate(store: ObjectStore, table: DeltaTable, episodes: Collection[str]) -> dict[str, tuple[str, Place]]:
+    """Where the steps of `episodes` are in this version of `steps`."""
+    found: dict[str, tuple[str, Place]] = {}
+    for path in files_that_may_hold(table, episodes):
+        file = pq.ParquetFile(pa.BufferReader(store.get(f"{STEPS.name}/{path}")))
+        for group in range(file.num_row_groups):
+            ids = file.read_row_group(group, columns=["episode_id"])["episode_id"]
+            offset = 0
+            for length in run_lengths(ids):
+                episode = ids[offset].as_py()
+                if episode in episodes:
+                    found[episode] = (path, Place(group, offset, length))
+                offset += length
+    return found
+
+
+def episodes_changed(
+    store: ObjectStore,
+    episodes_table: DeltaTable,
+    steps_table: DeltaTable,
+    *,
+    new: list[pa.Table],
+    replaced: Collection[str],
+    scores: dict[str, list[dict[str, Any]]],
+    retractions: dict[str, str],
+    prefix: str,
+) -> Change:
+    """Add `new` rows, in the place of those that are `replaced`, and put late scores and retractions on any row.
+
+    What late scores had put on a row that is replaced moves to its successor.
+    """
+    touched = {*replaced, *scores, *retractions}
+    candidates = set(files_that_may_hold(episodes_table, touched))
+    if replaced:  # files of `steps` were copied, so rows of other episodes may have to move along
+        candidates = set(active_files(episodes_table)["path"].to_pylist())
+    active = set(active_files(steps_table)["path"].to_pylist()) if replaced else set()
+    carried: dict[str, dict[str, Any]] = {}
+    add: list[NewFile] = []
+    remove: list[str] = []
+    for path in sorted(candidates):
+        rows = read_file(store, EPISODES.name, path)
+        gone = pc.is_in(rows["episode_id"], pa.array(sorted(replaced), pa.string()))
+        for old in rows.filter(gone).select(["episode_id", "rewards", "retracted"]).to_pylist():
+            carried[old["episode_id"]] = old
+        after = rows.filter(pc.invert(gone))
+        after = _moved(store, steps_table, after, active) if replaced else after
+        after = _patched(after, scores, retractions)
+        if after.equals(rows):
+            continue
+        remove.append(path)
+        if len(after):
+            add.append(put_episodes(store, prefix, after))
+    if new:
+        rows = pa.concat_tables(new).cast(EPISODES.arrow)
+        rows = _patched(_carry(rows, carried), scores, retractions)
+        add.append(put_episodes(store, prefix, rows))
+    return Change(add, remove, {STEPS.name: steps_table.version()})
+
+
+def _moved(store: ObjectStore, steps_table: DeltaTable, rows: pa.Table, active: set[str]) -> pa.Table:
+    """`rows` with the places of those whose steps file is no longer active found again."""
+    paths = rows["steps_path"].to_pylist()
+    ids = rows["episode_id"].to_pylist()
+    lost = {episode for episode, path in zip(ids, paths, strict=True) if path is not None and path not in active}
+    if not lost:
+        return rows
+    found = locate(store, steps_table, lost)
+    groups, offsets = rows["row_group"].to_pylist(), rows["row_offset"].to_pylist()
+    for index, episode in enumerate(ids):
+        if episode in found:
+            path, place = found[episode]
+            paths[index], groups[index], offsets[index] = path, place.row_group, place.row_offset
+    return _set(rows, {"steps_path": paths, "row_group": groups, "row_offset": offsets})
+
+
+def _carry(rows: pa.Table, carried: dict[str, dict[str, Any]]) -> pa.Table:
+    scores = {episode: old["rewards"] for episode, old in carried.items() if old["rewards"]}
+    retractions = {episode: old["retracted"] for episode, old in carried.items() if old["retracted"]}
+    return _patched(rows, scores, retractions)
+
+
+def _patched(rows: pa.Table, scores: dict[str, list[dict[str, Any]]], retractions: dict[str, str]) -> pa.Table:
+    """`rows` with reward components added and retractions set."""
+    ids = rows["episode_id"].to_pylist()
+    if not any(episode in scores or episode in retractions for episode in ids):
+        return rows
+    values = {name: rows[name].to_pylist() for name in ("rewards", "reward", "retracted")}
+    for index, episode in enumerate(ids):
+        if components := scores.get(episode):
+            values["rewards"][index] = _merged_components(values["rewards"][index] or [], components)
+            for component in components:
+                if component["name"] == SCORED_REWARD:
+                    values["reward"][index] = component["value"]
+        if episode in retractions:
+            values["retracted"][index] = retractions[episode]
+    return _set(rows, values)
+
+
+def _merged_components(before: list[dict[str, Any]], late: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One component a name: a verifier that scores again corrects itself."""
+    by_name = {component["name"]: component for component in [*before, *late]}
+    return list(by_name.values())
+
+
+def _set(rows: pa.Table, columns: dict[str, list[Any]]) -> pa.Table:
+    for name, values in columns.items():
+        field = EPISODES.arrow.field(name)
+        rows = rows.set_column(rows.schema.get_field_index(name), field, pa.array(values, field.type))
+    return rows
