@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from trajlake.errors import UsageError
 from trajlake_schemas.column import Column
-from trajlake_schemas.episodes import BEGIN, FAILURE_STAGES, OUTCOME, STATUSES
-from trajlake_schemas.steps import SOURCES, STEP_CONTENT
+from trajlake_schemas.episodes import BEGIN, FAILURE_STAGES, OUTCOME, REWARD_KINDS, STATUSES
+from trajlake_schemas.steps import ARGUMENTS_KINDS, SOURCES, STEP_CONTENT
 
 Row = dict[str, Any]
 
@@ -68,7 +68,7 @@ def microseconds(value: Any) -> int:
 
 def tensor(name: str, value: Any) -> Row:
     """One array in the form of `steps.tensors`. Raises UsageError for object and structured arrays."""
-    array = np.asarray(_to_numpy(value))
+    array = _array(value)
     if array.dtype.hasobject or array.dtype.names is not None or array.dtype.kind == "V":
         raise UsageError(
             f"tensor {name!r} has dtype {array.dtype}: only plain numbers, bools, text and times can be stored; "
@@ -77,6 +77,13 @@ def tensor(name: str, value: Any) -> Row:
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     dtype = array.dtype.name if array.dtype.kind in "biufc" else array.dtype.str
     return {"name": name, "dtype": dtype, "shape": list(array.shape), "data": array.tobytes()}
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(_to_numpy(value))
+    except (TypeError, ValueError) as error:  # e.g. rows of different lengths
+        raise UsageError(f"is not an array: {error}") from error
 
 
 def _to_numpy(value: Any) -> Any:
@@ -92,7 +99,7 @@ def _numbers(kind: type[np.generic]) -> Callable[[Any], np.ndarray[Any, Any]]:
     limits = np.iinfo(dtype) if dtype.kind == "i" else None
 
     def convert(value: Any) -> np.ndarray[Any, Any]:
-        given = np.asarray(_to_numpy(value))
+        given = _array(value)
         if given.ndim != 1:
             raise UsageError(f"must be a flat list, not of shape {given.shape}")
         if given.size == 0:
@@ -104,7 +111,8 @@ def _numbers(kind: type[np.generic]) -> Callable[[Any], np.ndarray[Any, Any]]:
                 raise UsageError("must hold whole numbers")
             if given.min() < limits.min or given.max() > limits.max:
                 raise UsageError(f"must hold numbers from {limits.min} to {limits.max}")
-        return np.array(given, dtype=dtype)  # a copy: the caller may reuse its buffer
+        with np.errstate(over="ignore"):  # a sentinel like the lowest float64 becomes -inf, which it stands for
+            return np.array(given, dtype=dtype)  # a copy: the caller may reuse its buffer
 
     return convert
 
@@ -128,7 +136,7 @@ def _real(value: Any) -> float:
         raise UsageError(f"must be a number, not {value!r}")
     try:
         return float(_to_numpy(value))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"must be one number, not {value!r}") from error
 
 
@@ -163,12 +171,14 @@ def tool_calls(value: Any, leftovers: Row) -> list[Row]:
                 call["function"] = function
             name, arguments = call.pop("name", None), call.pop("arguments", None)
         text, kind = (None, None) if arguments is None else _json_or_text(arguments)
+        if call.get("arguments_kind", ...) in (None, *ARGUMENTS_KINDS):
+            kind = call.pop("arguments_kind") or kind
         calls.append(
             {
                 "id": _identifier_text(call.pop("id", None)),
                 "name": None if name is None else str(name),
                 "arguments": text,
-                "arguments_kind": call.pop("arguments_kind", None) or kind,
+                "arguments_kind": kind,
             }
         )
         if call:
@@ -236,7 +246,7 @@ def rewards(value: Any) -> list[Row]:
                 "name": _text(given.get("name")),
                 "value": None if number is None else _real(number),
                 "weight": None if weight is None else _real(weight),
-                "kind": given.get("kind"),
+                "kind": None if given.get("kind") is None else _one_of(REWARD_KINDS)(given["kind"]),
             }
         )
     return rows
