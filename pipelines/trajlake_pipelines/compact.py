@@ -18,9 +18,9 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
-from trajlake.lake import Lake
 
 from trajlake.errors import UsageError
+from trajlake.lake import Lake
 from trajlake.storage import ObjectStore
 from trajlake_pipelines.merge import Sums
 from trajlake_pipelines.plan import Plan, Progress, Unit, job_folder, load_or_make_plan, unit_from_json
@@ -53,7 +53,7 @@ class CompactionReport:
     pending_episodes: int = 0
 
 
-class RunUnit(beam.DoFn):  # type: ignore[misc]
+class RunUnit(beam.DoFn):
     """Does one unit. The store travels in the constructor: pipeline options do not reach every worker."""
 
     def __init__(self, store: ObjectStore, compaction: int) -> None:

@@ -56,6 +56,16 @@ class Sums:
 
 
 @dataclass
+class Decisions:
+    """What became of the episodes that are not simply new; an id may stand in several lists."""
+
+    replaced: list[str] = field(default_factory=list)
+    sealed: list[str] = field(default_factory=list)
+    duplicates: list[str] = field(default_factory=list)
+    pending: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Merged:
     """What a unit found: `steps` in table order, `lengths` rows an episode, and `episodes` without places yet."""
 
@@ -63,10 +73,7 @@ class Merged:
     lengths: list[int]
     episodes: pa.Table
     sums: Sums
-    replaced: list[str] = field(default_factory=list)
-    sealed: list[str] = field(default_factory=list)
-    duplicates: list[str] = field(default_factory=list)
-    pending: list[str] = field(default_factory=list)
+    decisions: Decisions
     late_scores: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     late_retractions: dict[str, str] = field(default_factory=dict)
 
@@ -99,7 +106,7 @@ def merge(
     sums.begins_and_ends = len(kept) - sums.steps
 
     episodes, steps, lengths = _rows(events, segments, kept)
-    merged = Merged(steps, lengths, episodes, sums, **decisions)
+    merged = Merged(steps, lengths, episodes, sums, decisions)
     _apply_late(events, unique, merged, known)
     if sums.explained != sums.events:
         raise AssertionError(f"{sums.events} events came in, {sums.explained} are accounted for: {sums}")
@@ -129,7 +136,7 @@ def _keys(segments: Sequence[tuple[SegmentName, pa.Table]], events: pa.Table) ->
 
 def _choose(
     recorded: pl.DataFrame, known: Mapping[str, KnownEpisode], seal: frozenset[str]
-) -> tuple[pl.DataFrame, dict[str, list[str]]]:
+) -> tuple[pl.DataFrame, Decisions]:
     """The verdict on each take (`keep`, `duplicate` or `pending`), and the episodes by what became of them."""
     takes = (
         recorded.group_by(["episode_id", "attempt", "writer"])
@@ -138,7 +145,7 @@ def _choose(
         .with_columns(first=pl.int_range(pl.len()).over("episode_id") == 0)
     )
     verdicts: list[str] = []
-    found: dict[str, list[str]] = {"replaced": [], "sealed": [], "duplicates": [], "pending": []}
+    found = Decisions()
     best: tuple[str, int] = ("", 0)  # verdict and attempt of the first take of this episode
     for episode_id, attempt, complete, first in takes.select("episode_id", "attempt", "complete", "first").iter_rows():
         before = known.get(episode_id)
@@ -155,15 +162,15 @@ def _choose(
             verdict = "pending" if waits and (best[0] == "pending" or attempt > best[1]) else "duplicate"
         verdicts.append(verdict)
         if verdict == "duplicate":
-            found["duplicates"].append(episode_id)
+            found.duplicates.append(episode_id)
         elif verdict == "keep" and before is not None:
-            found["replaced"].append(episode_id)
+            found.replaced.append(episode_id)
         if verdict != "duplicate" and not complete:
             # A sealed episode stays in the ledger as pending: should its writer go on after all, its earlier
             # events are read again and the whole replaces what was sealed.
-            found["pending"].append(episode_id)
+            found.pending.append(episode_id)
             if verdict == "keep":
-                found["sealed"].append(episode_id)
+                found.sealed.append(episode_id)
     takes = takes.with_columns(verdict=pl.Series(verdicts, dtype=pl.String))
     return takes.select(["episode_id", "attempt", "writer", "verdict"]), found
 
@@ -333,8 +340,7 @@ def _apply_late(events: pa.Table, unique: pl.DataFrame, merged: Merged, known: M
     for kind, episode_id, row in late.select(["kind", "episode_id", "row"]).iter_rows():
         if episode_id not in here and episode_id not in known:
             merged.sums.pending_events += 1
-            if episode_id not in merged.pending:
-                merged.pending.append(episode_id)
+            merged.decisions.pending.append(episode_id)
         elif kind == "score":
             merged.sums.scores += 1
             merged.late_scores.setdefault(episode_id, []).append(events["score"][row].as_py())

@@ -121,7 +121,8 @@ def _write(
         outcome = store.put_if_absent(episodes_key, data)
         if isinstance(outcome, Unknown):
             raise StoreUnavailable(str(outcome.error)) from outcome.error
-    waiting = set(merged.pending)
+    decisions = merged.decisions
+    waiting = set(decisions.pending)
     pending_by_segment = {
         segment.key: sorted(waiting.intersection(table["episode_id"].unique().to_pylist()))
         for _, segment, table in tables
@@ -135,9 +136,9 @@ def _write(
         pending_by_segment={key: ids for key, ids in pending_by_segment.items() if ids},
         quarantined=quarantined,
         episodes=len(episodes),
-        replaced=merged.replaced,
-        sealed=merged.sealed,
-        duplicates=merged.duplicates,
+        replaced=decisions.replaced,
+        sealed=decisions.sealed,
+        duplicates=decisions.duplicates,
         pending=sorted(waiting),
         late_scores=merged.late_scores,
         late_retractions=merged.late_retractions,

@@ -70,7 +70,7 @@ def encode_steps(steps: pa.Table, lengths: Sequence[int]) -> tuple[bytes, list[P
             encoded += sink.tell() - before
             arrow_bytes += float(bytes_by_row[end_row] - bytes_by_row[start_row])
             start_row, first, group = end_row, last, group + 1
-    return sink.getvalue().to_pybytes(), places
+    return bytes(sink.getvalue()), places
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
@@ -107,21 +107,21 @@ def _cumulative(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.float64]]
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         offsets = _offsets(array)
-        return (offsets - offsets[0]).astype(np.float64) + np.arange(rows + 1)
+        return np.asarray(offsets - offsets[0] + np.arange(rows + 1), dtype=np.float64)
     if pa.types.is_list(kind) or pa.types.is_map(kind):
         offsets = _offsets(array)
         if pa.types.is_map(kind):
             inner = _cumulative(array.keys) + _cumulative(array.items)
         else:
             inner = _cumulative(array.values)
-        return inner[offsets] - inner[offsets[0]] + np.arange(rows + 1)
+        return np.asarray(inner[offsets] - inner[offsets[0]] + np.arange(rows + 1), dtype=np.float64)
     if pa.types.is_struct(kind):
         total = np.arange(rows + 1, dtype=np.float64)
         for child in array.flatten():
             total += _cumulative(child)
         return total
     width = max(1, kind.bit_width // 8)
-    return np.arange(rows + 1, dtype=np.float64) * width
+    return np.arange(rows + 1, dtype=np.float64) * float(width)
 
 
 def _offsets(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -135,7 +135,7 @@ def encode_rows(rows: pa.Table) -> bytes:
     """Rows of `episodes` or `segments` as one Parquet file."""
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="zstd", write_page_index=True, row_group_size=64 * 1024, store_schema=False)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
 
 
 def content_name(prefix: str, data: bytes) -> str:

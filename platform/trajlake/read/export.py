@@ -1,0 +1,225 @@
+"""Export: training shards that look finished only when they are, and that a second reader has verified.
+
+Everything is written into `<destination>.incomplete/`; each shard is read back and compared, then noted; the manifest
+is last, and one rename makes the folder appear under its name. An export that was interrupted goes on with the shards
+that were noted, if it is asked for the same thing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from trajlake.errors import ExportError, UsageError
+from trajlake.read.shards import SHARD_WRITERS, ShardFile
+
+if TYPE_CHECKING:
+    from trajlake.read.snapshot import Snapshot
+
+MANIFEST = "manifest.json"
+_PLAN = "plan.json"
+_BATCH = 256  # episodes in memory at a time
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """A finished export: where it is, what its manifest says, and how many of its shards an earlier try had made."""
+
+    destination: Path
+    manifest: dict[str, Any]
+    resumed_shards: int
+
+    @property
+    def episodes(self) -> int:
+        return int(self.manifest["episodes"])
+
+
+def export(
+    snapshot: Snapshot,
+    destination: str | Path,
+    *,
+    format: str,
+    shards: int,
+    seed: int,
+    where: str | None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> ExportReport:
+    """Write the episodes that fit `where`, one row each, shuffled by `seed`, into `shards` files of nearly equal rows.
+
+    `format` is `parquet` (the portable profile: flat columns, nested values as JSON text) or `jsonl`. The same
+    snapshot, filter, seed and number of shards give the same bytes. `on_progress` gets episodes done and episodes
+    in all. Raises UsageError, QueryError, ExportError.
+    """
+    if "://" in str(destination):
+        raise UsageError(f"an export is written to a folder, not to {destination}; copy the folder there afterwards")
+    if format not in SHARD_WRITERS:
+        raise UsageError(f"format must be one of {', '.join(SHARD_WRITERS)}, not {format!r}")
+    if shards < 1:
+        raise UsageError(f"shards must be at least 1, not {shards}")
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"seed must be from 0 to 2**63 - 1, not {seed}")
+    target = Path(destination)
+    plan = {
+        "lake": snapshot.lake.uri,
+        "snapshot": snapshot.token,
+        "where": where,
+        "seed": seed,
+        "format": format,
+        "shards": shards,
+    }
+    if (done := _finished(target, plan)) is not None:
+        return done
+    rows, retracted = _chosen(snapshot, where, seed)
+    work = target.with_name(target.name + ".incomplete")
+    with _working_folder(work, plan):
+        files, resumed = _write_shards(snapshot, rows, work, format, shards, on_progress)
+        manifest = {
+            **plan,
+            "episodes": len(rows),
+            "steps": sum(file.steps for file in files),
+            "left_out_retracted": retracted,
+            "files": [asdict(file) for file in files],
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "trajlake": version("trajlake"),
+        }
+        _write_durably(work / MANIFEST, json.dumps(manifest, indent=2))
+        for leftover in [work / _PLAN, *work.glob("*.done")]:
+            leftover.unlink()
+    _appear(work, target)
+    return ExportReport(target, manifest, resumed)
+
+
+def _chosen(snapshot: Snapshot, where: str | None, seed: int) -> tuple[pl.DataFrame, int]:
+    """The episode rows in the order of the export, and how many were left out because they are retracted."""
+    rows = snapshot.collect(snapshot.where(where).sort("episode_id"))
+    usable = rows.filter(pl.col("retracted").is_null())
+    if usable.is_empty():
+        raise UsageError("no episode fits" + (f" {where!r}" if where else ": the snapshot is empty"))
+    order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(usable))
+    return usable[order], len(rows) - len(usable)
+
+
+def _write_shards(
+    snapshot: Snapshot,
+    rows: pl.DataFrame,
+    work: Path,
+    format: str,
+    shards: int,
+    on_progress: Callable[[int, int], None] | None,
+) -> tuple[list[ShardFile], int]:
+    files: list[ShardFile] = []
+    resumed = done = 0
+    write = SHARD_WRITERS[format]
+    for number, part in enumerate(np.array_split(np.arange(len(rows)), shards)):
+        name = f"shard-{number:05d}-of-{shards:05d}.{format}"
+        note = work / f"{name}.done"
+        if note.exists():
+            file = ShardFile(**json.loads(note.read_text()))
+            if file.sha256 == _sha256(work / name):
+                files.append(file)
+                resumed += 1
+                done += len(part)
+                continue
+        mine = rows[part]
+
+        def batches(mine: pl.DataFrame = mine) -> Iterator[pl.DataFrame]:
+            nonlocal done
+            for batch in mine.iter_slices(_BATCH):
+                yield batch
+                done += len(batch)
+                if on_progress is not None:
+                    on_progress(done, len(rows))
+
+        file = write(snapshot, batches(), work / name)
+        if file.rows != len(part):
+            raise ExportError(f"{name}: {file.rows} rows were written for {len(part)} episodes")
+        _write_durably(note, json.dumps(asdict(file)))
+        files.append(file)
+    if on_progress is not None:
+        on_progress(len(rows), len(rows))
+    return files, resumed
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _finished(target: Path, plan: dict[str, Any]) -> ExportReport | None:
+    """The export, where it is there already. Raises ExportError where something else is."""
+    if not target.exists():
+        return None
+    manifest_path = target / MANIFEST
+    if manifest_path.is_file():
+        manifest = json.loads(manifest_path.read_text())
+        if all(manifest.get(name) == value for name, value in plan.items()):
+            for file in manifest["files"]:
+                if not (target / file["name"]).is_file() or _sha256(target / file["name"]) != file["sha256"]:
+                    raise ExportError(
+                        f"{target / file['name']} is missing or was changed: remove {target} and export again"
+                    )
+            return ExportReport(target, manifest, len(manifest["files"]))
+        raise ExportError(
+            f"{target} holds another export ({manifest.get('snapshot')}): choose another folder or remove it"
+        )
+    if not target.is_dir() or any(target.iterdir()):
+        raise ExportError(f"{target} exists and is no export: choose another folder or remove it")
+    return None
+
+
+@contextmanager
+def _working_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
+    """`work`, empty or as an interrupted export of the same plan left it, and ours alone."""
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        lock = FileIO(work.with_name(work.name + ".lock"), "w")
+    except OSError as error:
+        raise ExportError(f"{work} cannot be written: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ExportError(
+                f"another process is exporting to {work}: wait for it, or choose another folder"
+            ) from None
+        known = work / _PLAN
+        if not known.is_file() or json.loads(known.read_text()) != plan:
+            shutil.rmtree(work)
+            work.mkdir()
+            _write_durably(known, json.dumps(plan))
+        try:
+            yield
+        except OSError as error:
+            raise ExportError(f"{work} cannot be written: {error}; run the same command to go on") from error
+        finally:
+            Path(lock.name).unlink(missing_ok=True)
+
+
+def _write_durably(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _appear(work: Path, target: Path) -> None:
+    try:
+        work.replace(target)  # over an empty folder too
+    except OSError as error:
+        raise ExportError(f"the finished export is in {work} but cannot be renamed to {target}: {error}") from error

@@ -1,0 +1,94 @@
+"""`vacuum`: remove what nobody can need any more, and spare readers and work that is going on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+from deltalake import PostCommitHookProperties
+
+from trajlake.errors import UsageError
+from trajlake.lake import Lake
+from trajlake.table.tables import RETENTION_HOURS, delta_errors, open_table
+from trajlake_schemas import TABLES
+
+LEAST_HOURS = 1.0  # a compaction or a reader that began before may still need younger files
+
+
+@dataclass(frozen=True)
+class VacuumedFile:
+    """One object that was removed (or would be): its key, its size in bytes, and why nobody needs it."""
+
+    key: str
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class VacuumReport:
+    """What a vacuum removed, or would remove where `dry_run`."""
+
+    files: list[VacuumedFile]
+    dry_run: bool
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+def vacuum(
+    lake: Lake, *, older_than_hours: float = RETENTION_HOURS, dry_run: bool = False, force: bool = False
+) -> VacuumReport:
+    """Remove files that left the tables, segments that were consumed, and the records of finished compactions, all
+    of them only where they are older than `older_than_hours`.
+
+    Snapshots older than that can then no longer be read (SnapshotExpired). Raises UsageError for less than an hour
+    unless `force`: that may take files from under readers and from a compaction that is going on.
+    """
+    if older_than_hours < LEAST_HOURS and not force:
+        raise UsageError(
+            f"{older_than_hours} hours would take files from under readers and running compactions; "
+            f"give at least {LEAST_HOURS:g}, or force it while nothing else uses the lake"
+        )
+    lake.check()
+    files = [*_left_tables(lake, older_than_hours, dry_run), *_consumed(lake, older_than_hours)]
+    if not dry_run:
+        for file in files:
+            lake.store.delete(file.key)
+    return VacuumReport(files, dry_run)
+
+
+def _left_tables(lake: Lake, hours: float, dry_run: bool) -> list[VacuumedFile]:
+    found = []
+    for name in TABLES:
+        sizes = {info.key: info.size for info in lake.store.list(f"{name}/")}
+        with delta_errors(lake.store, name):
+            paths = open_table(lake.store, name).vacuum(
+                retention_hours=int(hours),
+                dry_run=dry_run,
+                enforce_retention_duration=False,
+                full=True,
+                post_commithook_properties=PostCommitHookProperties(create_checkpoint=False),
+            )
+        found += [
+            VacuumedFile(f"{name}/{path}", sizes.get(f"{name}/{path}", 0), "no longer part of the table")
+            for path in paths
+        ]
+    return found
+
+
+def _consumed(lake: Lake, hours: float) -> Iterator[VacuumedFile]:
+    """Segments in the ledger as consumed, and the folders of compactions that are committed."""
+    limit = datetime.now(UTC) - timedelta(hours=hours)
+    ledger = open_table(lake.store, "segments")
+    done = set(pl.scan_delta(ledger).filter(pl.col("state") == "consumed").select("path").collect()["path"])
+    for info in lake.store.list("landing/"):
+        if info.key in done and info.modified_at <= limit:
+            yield VacuumedFile(info.key, info.size, "its events are in the tables")
+    finished = ledger.transaction_version("compact") or 0
+    for info in lake.store.list("jobs/compact/"):
+        number = info.key.split("/")[2]
+        if number.isdigit() and int(number) <= finished and info.modified_at <= limit:
+            yield VacuumedFile(info.key, info.size, "the record of a finished compaction")
