@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,27 @@ class TestLocalPromises:
             store.get("a/b")
         store.delete("a/b")
         assert os.listdir(tmp_path / ".tmp") == []
+
+    def test_empty_folders_go_with_their_last_object(self, tmp_path: Path) -> None:
+        store = LocalStore(tmp_path / "root")
+        store.put_if_absent("a/b/c", b"x")
+        store.put_if_absent("a/d", b"x")
+        store.delete("a/b/c")
+        assert sorted(os.listdir(tmp_path / "root" / "a")) == ["d"]
+        store.delete("a/d")
+        assert os.listdir(tmp_path / "root") == [".tmp"]
+
+    def test_puts_and_deletes_in_one_folder_do_not_hinder_each_other(self, tmp_path: Path) -> None:
+        store = LocalStore(tmp_path)
+
+        def work(number: int) -> None:
+            for _ in range(50):
+                assert store.put_if_absent(f"deep/folder/{number}", b"x") == Won()
+                store.delete(f"deep/folder/{number}")
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(work, range(4)))
+        assert os.listdir(tmp_path) == [".tmp"]
 
     @pytest.mark.parametrize("step", ["write", "fsync", "link"])
     def test_a_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:

@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -53,12 +53,12 @@ class LocalStore:
             temporary = self._temporary / f"{os.getpid()}-{uuid.uuid4().hex}"
             try:
                 _write_durably(temporary, data)
-                self._make_folder(path.parent)
                 outcome: PutOutcome = Won() if self._link(temporary, path) else _compare(path, data)
             finally:
                 temporary.unlink(missing_ok=True)
             # Also where the object was there before: whoever linked it may have died before this.
-            _sync_folder(path.parent)
+            with suppress(FileNotFoundError):  # deleted since, and its folder with it
+                _sync_folder(path.parent)
             return outcome
 
     def get(self, key: str) -> bytes:
@@ -94,13 +94,20 @@ class LocalStore:
             return None if path.is_dir() else _describe(key, found)
 
     def delete(self, key: str) -> None:
-        """Remove the file; its folder stays, so that no put has to race with it."""
+        """Remove the file, and the folders that it leaves empty."""
         path = self._path(key)
         with _explained(f"cannot delete {key!r} in {self._root}"):
             try:
-                path.unlink(missing_ok=True)
-            except NotADirectoryError:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError):
                 return
+        for folder in path.parents:
+            if folder == self._root:
+                return
+            try:
+                folder.rmdir()
+            except OSError:
+                return  # it holds something
 
     def location(self, key: str) -> str:
         """The file's absolute path."""
@@ -125,18 +132,26 @@ class LocalStore:
                 raise ObjectMissing(f"no object {key!r} in {self._root}") from error
 
     def _link(self, temporary: Path, path: Path) -> bool:
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno in _NO_LINKS and os.access(path.parent, os.W_OK):
-                raise StoreUnsafe(
-                    f"the file system of {self._root} has no hard links, so that two writers could overwrite "
-                    "each other: use another folder, or an S3 server"
-                ) from error
-            raise
-        return True
+        while True:
+            try:
+                self._make_folder(path.parent)
+                os.link(temporary, path)
+                return True
+            except FileExistsError:
+                if path.parent.is_dir():
+                    return False
+                raise
+            except FileNotFoundError:
+                # A delete removed the folder that it had emptied.
+                if not temporary.exists():
+                    raise
+            except OSError as error:
+                if error.errno in _NO_LINKS and os.access(path.parent, os.W_OK):
+                    raise StoreUnsafe(
+                        f"the file system of {self._root} has no hard links, so that two writers could overwrite "
+                        "each other: use another folder, or an S3 server"
+                    ) from error
+                raise
 
     def _make_folder(self, folder: Path) -> None:
         missing = []

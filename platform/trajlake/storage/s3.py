@@ -142,7 +142,7 @@ class S3Store:
         is read and sorted first. Raises `StoreError` where another server lists out of order.
         """
         if self._keeps_tree_order is None:
-            self._send("HEAD", None, self._new_patience())
+            self._look_at_bucket()
         if self._keeps_tree_order:
             everything = self._list_as_served(prefix, "")
             found = (info for info in everything if info.key.encode() > start_after.encode())
@@ -162,7 +162,7 @@ class S3Store:
         except ObjectMissing:
             if not self._has_answered:
                 # An answer to HEAD has no body, so that a missing bucket looks like a missing object.
-                self._send("HEAD", None, self._new_patience())
+                self._look_at_bucket()
             return None
         return ObjectInfo(key, int(headers["content-length"]), from_http_header(headers["last-modified"]))
 
@@ -203,6 +203,11 @@ class S3Store:
             self._client = S3Client(self._endpoint, self._region, self._read_seconds)
             self._process = os.getpid()
         return self._client
+
+    def _look_at_bucket(self) -> None:
+        """Raise what is wrong with the bucket, by a request that is answered with reasons, which HEAD is not."""
+        query = {"list-type": "2", "max-keys": "1", "prefix": self._root}
+        self._send("GET", None, self._new_patience(), query=query)
 
     def _get_range(self, name: str, span: ByteRange) -> bytes:
         header = f"bytes={span.start}-{span.start + span.length - 1}"
