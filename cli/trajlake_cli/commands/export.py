@@ -1,0 +1,57 @@
+"""`trajlake export`: write training shards."""
+
+from __future__ import annotations
+
+import click
+
+from trajlake_cli.options import lake_option, output_option, seed_option, snapshot_option, where_option
+from trajlake_cli.output import Output, say
+from trajlake_cli.progress import progress
+from trajlake_cli.session import Session, pass_session
+
+
+@click.command(short_help="Write training shards.")
+@click.argument("destination", type=click.Path(file_okay=False))
+@lake_option
+@snapshot_option
+@click.option("--format", type=click.Choice(["parquet", "jsonl"]), default="parquet", help="What the shards are.")
+@click.option("--shards", type=click.IntRange(min=1), default=1, help="How many files.")
+@seed_option
+@where_option
+@output_option()
+@pass_session
+def command(
+    session: Session,
+    destination: str,
+    token: str | None,
+    format: str,
+    shards: int,
+    seed: int,
+    where: str | None,
+    output: Output,
+) -> None:
+    """Write episodes as shards for offline training into a folder, with a manifest that says what they are.
+
+    Every shard is read back and compared before the manifest is written; without a manifest an export is not
+    finished. An export that was interrupted goes on where it was when the same command is run again.
+
+    \b
+    Examples:
+      trajlake --lake ./lake export out --shards 4 --seed 7
+      trajlake --lake ./lake export out --format jsonl --where "success"
+    """
+    session.interrupted = "run the same command again to finish; nothing there looks like a finished export"
+    snapshot = session.snapshot(token)
+    with progress("export") as report:
+        done = snapshot.export(destination, format=format, shards=shards, seed=seed, where=where, on_progress=report)
+    files = done.manifest["files"]
+    output.rows(files, list(files[0]))
+    if done.resumed_shards:
+        say(f"{done.resumed_shards} of {len(files)} shards were there already, and are unchanged")
+    retracted = done.manifest["left_out_retracted"]
+    say(
+        f"{done.episodes:,} episodes"
+        + (f" ({retracted:,} retracted ones were left out)" if retracted else "")
+        + f" in {len(files)} files; {done.destination}/manifest.json says what they are"
+    )
+    say(f"snapshot {snapshot.token}, seed {seed}")

@@ -1,0 +1,166 @@
+"""`trajlake import`: bring files of other formats in, through the same Writer that workers use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from trajlake_cli.options import lake_option, output_option
+from trajlake_cli.output import Output, say
+from trajlake_cli.progress import progress
+from trajlake_cli.session import Session, pass_session
+
+if TYPE_CHECKING:
+    from trajlake.formats.importing import FileReport, ImportReport
+    from trajlake.ingest.episode import Episode, EpisodeFields
+    from trajlake.ingest.writer import Writer
+
+_WHOLE_NUMBERS = ("trial", "seed")
+
+
+def _format_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from trajlake.formats import FORMATS
+
+    return [name for name in FORMATS if name.startswith(incomplete)]
+
+
+@click.command(short_help="Bring in files of other formats.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path())
+@lake_option
+@click.option("--run", default="imported", metavar="NAME", help="The run that the episodes belong to.")
+@click.option(
+    "--format",
+    metavar="NAME",
+    show_default="found out by content",
+    shell_complete=_format_names,
+    help="The format of all files.",
+)
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="COLUMN=VALUE",
+    help="Said of every episode whose file does not say it, e.g. policy_name=gpt-4o; may be repeated.",
+)
+@click.option("--dry-run", is_flag=True, help="Read and check the files, and write nothing.")
+@output_option()
+@pass_session
+def command(
+    session: Session,
+    files: Sequence[str],
+    run: str,
+    format: str | None,
+    assignments: Sequence[str],
+    dry_run: bool,
+    output: Output,
+) -> None:
+    """Import files, or folders of files: tau-bench results, OpenAI-style chat JSONL.
+
+    Each row becomes an episode or is refused with its reason; the good rows of a file with bad ones are imported.
+    Importing a file again is harmless: compaction recognises its episodes. Exit code 1 where anything was refused.
+
+    \b
+    Examples:
+      trajlake --lake ./lake import results.json --run tau
+      trajlake --lake ./lake import chats/ --run sft --set policy_name=gpt-4o --set task_family=support
+      trajlake import results.json --dry-run
+    """
+    begin = _begin(assignments)
+    session.interrupted = "run the same command again; rows that are in already will be recognised"
+    from trajlake.formats.importing import import_files
+
+    if not dry_run:
+        lake = session.lake()
+        lake.check()
+    with progress("import") as report:
+
+        def on_progress(path: Path, done: int, size: int) -> None:
+            report(done, size)
+
+        if dry_run:
+            result = import_files(
+                cast("Writer", _Nowhere(run)), files, format=format, begin=begin, on_progress=on_progress
+            )
+        else:
+            with lake.writer(run=run) as writer:
+                result = import_files(writer, files, format=format, begin=begin, on_progress=on_progress)
+    output.rows(
+        [
+            {
+                "file": str(file.path),
+                "format": file.format,
+                "episodes": file.episodes,
+                "steps": file.steps,
+                "refused": file.refused,
+            }
+            for file in result.files
+        ],
+        ["file", "format", "episodes", "steps", "refused"],
+    )
+    if not _tell(result, dry_run):
+        click.get_current_context().exit(1)
+
+
+def _tell(result: ImportReport, dry_run: bool) -> bool:
+    """Say what was refused, and the sum; whether everything went in."""
+    for file in result.files:
+        for refusal in file.refusals:
+            say(f"{file.path}: {refusal.row}: {refusal.reason}")
+        if file.refused > len(file.refusals):
+            say(f"{file.path}: … and {file.refused - len(file.refusals):,} more rows were refused")
+        if file.error is not None:
+            say(_error_of(file))
+    say(f"{result.rows_in:,} rows in = {result.episodes:,} episodes + {result.refused:,} refused")
+    if not result.files:
+        say("trajlake: there are no files in what was named")
+        return False
+    bad = [f"{result.refused:,} rows were refused"] if result.refused else []
+    bad += [f"{len(result.failed):,} files could not be read to their end"] if result.failed else []
+    if bad:
+        rest = "" if not result.episodes else "; the others are fine" if dry_run else "; the others are in"
+        say(f"trajlake: {' and '.join(bad)}, as said above{rest}")
+        return False
+    say("nothing was written (--dry-run)" if dry_run else "next: `trajlake compact` puts them into the tables")
+    return True
+
+
+def _error_of(file: FileReport) -> str:
+    text = str(file.error)
+    return text if str(file.path) in text else f"{file.path}: {text}"
+
+
+def _begin(assignments: Sequence[str]) -> EpisodeFields:
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        column, equals, value = assignment.partition("=")
+        if not equals or not column:
+            raise click.BadParameter(f"{assignment!r}: write COLUMN=VALUE", param_hint="--set")
+        if column in _WHOLE_NUMBERS:
+            try:
+                values[column] = int(value)
+            except ValueError:
+                raise click.BadParameter(f"{column} is a whole number, not {value!r}", param_hint="--set") from None
+        else:
+            values[column] = value
+    return cast("EpisodeFields", values)
+
+
+class _Nowhere:
+    """In place of a Writer for a dry run: every episode is checked as it would be, and forgotten."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+
+    def episode(self, *, episode_id: str, started_at: Any = None, **begin: Any) -> Episode:
+        from trajlake.ingest.episode import Episode
+
+        return Episode(cast("Writer", self), episode_id, 0, cast("EpisodeFields", begin), started_at)
+
+    def record(self, kind: str, episode_id: str, attempt: int, row: dict[str, Any]) -> None: ...
+
+    def forget(self, episode: Episode) -> None: ...
+
+    def flush(self) -> None: ...
