@@ -8,9 +8,14 @@ import tempfile
 import uuid
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from trajlake import devserver
+
+# Time is no property of the code: the machines that run this are shared.
+hypothesis.settings.register_profile("trajlake", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("trajlake")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SERVER_FOLDER = "TRAJLAKE_TEST_SERVER_FOLDER"
@@ -65,6 +70,12 @@ def lake_uri(request: pytest.FixtureRequest) -> str:
     if request.param == "s3":
         return str(request.getfixturevalue("s3_uri"))
     return str(request.getfixturevalue("tmp_path") / "lake")
+
+
+@pytest.fixture(autouse=True)
+def _own_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds what another one, or the machine's user, left in a spool."""
+    monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "spool"))
 
 
 @pytest.fixture(scope="session")

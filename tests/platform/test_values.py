@@ -1,0 +1,238 @@
+"""What a rollout gives to `step()` comes back equal from a segment, whatever it is."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from trajlake.errors import SegmentUnreadable, UsageError
+from trajlake.ingest.segment import (
+    Event,
+    SegmentName,
+    decode_segment,
+    decode_spool,
+    encode_batch,
+    encode_segment,
+    read_descriptor,
+)
+from trajlake.ingest.values import begin_row, microseconds, step_row
+from trajlake.read.trajectory import restored, to_array
+
+pytestmark = pytest.mark.unit
+
+TEXT = st.text(st.characters(codec=None), max_size=40) | st.sampled_from(
+    ["", "\0", "a\0b", "\ud800", "\udfff\ud800", "\ud83d\ude00", "😀", "\x1b[31mred", "‮", "\ufffd"]
+)
+REAL = st.floats(allow_nan=True, allow_infinity=True)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def through_a_segment(kind, row):
+    batch = encode_batch([Event(kind, "e", 0, 0, 0, row)])
+    import pyarrow as pa
+
+    table = decode_segment(encode_segment(pa.Table.from_batches([batch])), "k")
+    return restored(table[kind][0].as_py())
+
+
+@st.composite
+def steps(draw):
+    given = {
+        "source": draw(st.sampled_from(["system", "user", "agent", "tool", "environment"])),
+        "message": draw(st.none() | TEXT),
+        "reasoning": draw(st.none() | TEXT),
+        "reward": draw(st.none() | REAL),
+        "terminated": draw(st.none() | st.booleans()),
+        "token_ids": draw(st.none() | st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5)),
+        "logprobs": draw(st.none() | st.lists(st.floats(width=32), max_size=5)),
+        "loss_mask": draw(st.none() | st.lists(st.integers(0, 1), max_size=5)),
+        "tool_calls": draw(
+            st.none()
+            | st.lists(
+                st.fixed_dictionaries(
+                    {"id": TEXT, "name": TEXT, "arguments": TEXT | st.dictionaries(st.text(max_size=5), JSON)}
+                ),
+                max_size=2,
+            )
+        ),
+        "tool_results": draw(
+            st.none()
+            | st.lists(
+                st.fixed_dictionaries({"call_id": TEXT, "content": TEXT, "is_error": st.none() | st.booleans()}),
+                max_size=2,
+            )
+        ),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def same(one, other):
+    if isinstance(one, float):
+        return (one != one and other != other) or (one == other and np.signbit(one) == np.signbit(other))
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@settings(max_examples=100)
+@given(steps())
+def test_any_step_comes_back_equal(given_step):
+    found = through_a_segment("step", step_row(given_step))
+    for name, value in given_step.items():
+        if name == "tool_calls":
+            for call, stored in zip(value, found[name], strict=True):
+                assert (stored["id"], stored["name"]) == (call["id"], call["name"])
+                if isinstance(call["arguments"], str):
+                    assert (stored["arguments"], stored["arguments_kind"]) == (call["arguments"], "string")
+                else:
+                    import json
+
+                    assert json.loads(stored["arguments"]) == call["arguments"]
+                    assert stored["arguments_kind"] == "object"
+        else:
+            assert same(value, found[name]), name
+    for name in set(found) - set(given_step):
+        assert found[name] is None, name
+
+
+DTYPES = [
+    np.dtype(kind)
+    for kind in ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32",
+                 "float64", "complex64", "complex128", ">i4", ">f8", "datetime64[ns]", "timedelta64[s]", "S5", "U3")
+]  # fmt: skip
+
+
+@settings(max_examples=100)
+@given(st.data(), st.sampled_from(DTYPES))
+def test_any_plain_array_comes_back_with_its_dtype_and_shape(data, dtype):
+    shape = data.draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+    array = data.draw(hnp.arrays(dtype, shape))
+    found = to_array(through_a_segment("step", step_row({"tensors": {"x": array}}))["tensors"][0])
+    assert found.shape == array.shape
+    assert found.dtype == array.dtype.newbyteorder("<")
+    assert found.tobytes() == array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+
+def test_arrays_are_copied_when_they_are_given():
+    buffer = np.zeros(3)
+    ids = np.arange(3)
+    row = step_row({"tensors": {"observation": buffer}, "token_ids": ids})
+    buffer[:] = 9
+    ids[:] = 9
+    assert to_array(row["tensors"][0]).tolist() == [0, 0, 0]
+    assert row["token_ids"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"mesage": "x"}, "step has no field 'mesage'"),
+        ({"message": 3}, "message: must be text, not int"),
+        ({"source": "robot"}, "source: must be one of"),
+        ({"reward": "high"}, "reward: must be a number"),
+        ({"token_ids": [2**31]}, "token_ids: must hold numbers from"),
+        ({"token_ids": [0.5]}, "token_ids: must hold whole numbers"),
+        ({"token_ids": [[1], [2]]}, "token_ids: must be a flat list"),
+        ({"tensors": {"x": np.array([(1, 2.0)], dtype=[("a", int), ("b", float)])}}, "only plain numbers"),
+        ({"tensors": {"x": np.array([object()])}}, "only plain numbers"),
+        ({"tool_calls": "call"}, "tool_calls: must be a list of objects"),
+        ({"timestamp": "yesterday"}, "timestamp: not an ISO 8601 time"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_by_field_and_reason(fields, reason):
+    with pytest.raises(UsageError, match=reason):
+        step_row(fields)
+
+
+def test_identifiers_that_were_integers_come_back_as_integers():
+    found = through_a_segment("begin", begin_row({"task_id": 17, "policy_version": "17", "seed": 3}))
+    assert (found["task_id"], found["policy_version"], found["seed"]) == (17, "17", 3)
+
+
+def test_keys_of_tool_calls_that_no_column_holds_are_kept():
+    row = step_row(
+        {"tool_calls": [{"id": "1", "type": "custom", "function": {"name": "f", "arguments": "x", "strict": 1}}]}
+    )
+    assert row["extra"] == '{"tool_calls":{"0":{"type":"custom","function":{"strict":1}}}}'
+
+
+def test_times_are_microseconds_whatever_form_they_have():
+    assert microseconds("2024-05-15T15:00:00+00:00") == 1715785200000000
+    assert microseconds(1715785200) == microseconds("2024-05-15T15:00:00")
+
+
+def events(count):
+    return [Event("step", f"e{number % 3}", 0, number, number, {"message": "x" * number}) for number in range(count)]
+
+
+def table_of(count):
+    import pyarrow as pa
+
+    return pa.Table.from_batches([encode_batch(events(count))])
+
+
+def test_the_tail_of_a_segment_says_which_episodes_it_holds():
+    data = encode_segment(table_of(7))
+    descriptor = read_descriptor(data[-400:], "k")
+    assert descriptor.events == 7
+    assert sorted((part.episode_id, part.events) for part in descriptor.episodes) == [("e0", 3), ("e1", 2), ("e2", 2)]
+    assert read_descriptor(data[-30:], "k") is None
+
+
+@pytest.mark.parametrize("cut", [1, 9, 40, 200, 600])
+def test_a_segment_that_is_cut_off_or_damaged_is_never_taken_for_whole(cut):
+    import pyarrow as pa
+
+    whole = encode_segment(table_of(50))
+    stream = whole[: -(len(whole) - whole.rindex(b'{"events"'))]
+    assert decode_segment(stream, "k").num_rows == 50
+    with pytest.raises(SegmentUnreadable, match=r"^k: "):
+        decode_segment(stream[:-cut], "k")
+    damaged = bytearray(stream)
+    damaged[len(stream) // 2 : len(stream) // 2 + 64] = b"\xff" * 64
+    try:
+        found = decode_segment(bytes(damaged), "k")
+    except SegmentUnreadable:
+        return
+    assert isinstance(found, pa.Table)  # the damage hit bytes that mean nothing
+
+
+@pytest.mark.parametrize("junk", [b"", b"x", b"PAR1" * 20, bytes(1000), b"\xff" * 100])
+def test_what_is_no_stream_is_refused(junk):
+    with pytest.raises(SegmentUnreadable):
+        decode_segment(junk, "k")
+
+
+def test_a_torn_spool_file_gives_its_whole_batches(tmp_path):
+    import pyarrow as pa
+
+    from trajlake.ingest.segment import EVENT_SCHEMA, stream_options
+
+    sink = pa.BufferOutputStream()
+    stream = pa.ipc.new_stream(sink, EVENT_SCHEMA, options=stream_options())
+    ends = []
+    for start in range(3):
+        stream.write_batch(encode_batch(events(10)[start * 3 : start * 3 + 3]))
+        ends.append(sink.tell())
+    data = bytes(sink.getvalue())
+    assert decode_spool(data, "k").num_rows == 9
+    assert decode_spool(data[: ends[1] + 5], "k").num_rows == 6
+    assert decode_spool(data[: ends[1]], "k").num_rows == 6
+    assert decode_spool(b"", "k").num_rows == 0
+
+
+@given(st.from_regex(r"[a-z0-9][a-z0-9._-]{0,8}", fullmatch=True), st.integers(0, 10**6 - 1), st.integers(0, 10**8 - 1))
+def test_the_name_of_a_segment_can_be_taken_apart(name, epoch, number):
+    parsed = SegmentName.parse(SegmentName(name, name, epoch, number).key)
+    assert parsed == SegmentName(name, name, epoch, number)
+
+
+@pytest.mark.parametrize("key", ["landing/x", "landing/r/w/0/1.arrow", "landing/r/w/000000/x.arrow"])
+def test_a_key_that_no_writer_made_is_refused(key):
+    with pytest.raises(SegmentUnreadable, match="not the name of a segment"):
+        SegmentName.parse(key)
