@@ -1,0 +1,261 @@
+"""From chat messages to steps: shared by every format that holds OpenAI-style messages.
+
+One message is one step. Whatever a message has that no column holds stays in the step's `extra`, under its own name.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Callable, Set
+from contextlib import suppress
+from typing import Any, cast
+
+import numpy as np
+
+from trajlake.errors import FormatError, UsageError
+from trajlake.formats.base import fits_step
+from trajlake.formats.json_rows import loads
+from trajlake.ingest.episode import StepFields
+from trajlake.ingest.values import tool_calls, tool_results
+
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "agent",
+    "tool": "tool",
+    "function": "tool",
+    "environment": "environment",
+}
+"""Role to `source`. Any other role is refused: a guess would put words into the wrong mouth."""
+
+_ROLE_OF_SOURCE = {
+    "system": "system",
+    "user": "user",
+    "agent": "assistant",
+    "tool": "tool",
+    "environment": "environment",
+}
+
+_DTYPE = re.compile(r"[<|=]?[a-zA-Z]+[0-9]*(\[[a-zA-Z0-9]+\])?")
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+COLUMNS = frozenset(StepFields.__annotations__) - {
+    "message",
+    "reasoning",
+    "tool_calls",
+    "observation",
+    "action",
+    "extra",
+}
+"""The step columns that a message may carry under their own names."""
+
+
+def is_message(value: Any) -> bool:
+    """Whether this looks like a chat message: an object with a role and something said."""
+    return (
+        isinstance(value, dict) and isinstance(value.get("role"), str) and ("content" in value or "tool_calls" in value)
+    )
+
+
+def are_messages(value: Any) -> bool:
+    """Whether this looks like a conversation: a list of messages that is not empty."""
+    return isinstance(value, list) and bool(value) and all(map(is_message, value))
+
+
+def chat_steps(
+    messages: Any, *, is_error: Callable[[str], bool] | None = None, columns: Set[str] = frozenset()
+) -> list[StepFields]:
+    """The steps of a conversation. `is_error` tells a tool's text that reports an error, where the format has such a
+    convention; `columns` are the keys of a message that mean the step's column of that name.
+
+    Raises FormatError that names the message (the first is message 1).
+    """
+    if not isinstance(messages, list):
+        raise FormatError(f"its messages are {_kind(messages)}, not a list")
+    steps = []
+    for number, message in enumerate(messages, 1):
+        try:
+            steps.append(_step(message, is_error, columns))
+        except FormatError as error:
+            raise FormatError(f"message {number}: {error}") from error
+    return steps
+
+
+def _step(message: Any, is_error: Callable[[str], bool] | None, columns: Set[str]) -> StepFields:
+    if not isinstance(message, dict):
+        raise FormatError(f"it is {_kind(message)}, not an object")
+    rest = dict(message)
+    role = rest.pop("role", None)
+    if not isinstance(role, str) or role not in ROLES:
+        raise FormatError(f"the role {_short(role)} is none of {', '.join(ROLES)}")
+    step: dict[str, Any] = {"source": ROLES[role]}
+    extra: dict[str, Any] = {}
+    for name in columns & rest.keys():
+        value = _DECODERS.get(name, _as_is)(rest[name])
+        if value is None:
+            del rest[name]  # says what an absent key says
+        elif fits_step(name, value):
+            step[name] = value
+            del rest[name]
+    if role != _ROLE_OF_SOURCE[step["source"]]:
+        extra["role"] = role
+    _put_reasoning(rest, step)
+    _put_tool_calls(rest, step, extra)
+    if ROLES[role] == "tool":
+        _put_tool_result(rest, step, extra, is_error)
+    else:
+        _put_content(rest, step)
+    merge_extra(rest, extra, _taken(step) if "extra" in rest else frozenset())
+    if extra:
+        step["extra"] = extra
+    return cast(StepFields, step)
+
+
+def _put_reasoning(rest: dict[str, Any], step: dict[str, Any]) -> None:
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(rest.get(name), str) and "reasoning" not in step:
+            step["reasoning"] = rest.pop(name)
+
+
+def _put_content(rest: dict[str, Any], step: dict[str, Any]) -> None:
+    content = rest.pop("content", None)
+    if isinstance(content, list):
+        step["content_parts"] = _parts(content)
+    elif isinstance(content, str):
+        step["message"] = content
+    elif content is not None:
+        raise FormatError(f"its content is {_kind(content)}; it must be text, null or a list of parts")
+
+
+def _put_tool_calls(rest: dict[str, Any], step: dict[str, Any], extra: dict[str, Any]) -> None:
+    calls = rest.pop("tool_calls", None)
+    if calls is not None:
+        if not isinstance(calls, list):
+            raise FormatError(f"its tool_calls are {_kind(calls)}, not a list")
+        # Some tools write each call as JSON text. It is read, and the text is kept, because how it was spelled
+        # (spaces, order, escapes) does not follow from the call.
+        step["tool_calls"] = [_call(call) for call in calls]
+        if any(isinstance(call, str) for call in calls):
+            extra["tool_calls_as_text"] = calls
+    old_style = rest.get("function_call")
+    if isinstance(old_style, dict) and calls is None:
+        step["tool_calls"] = [{"function": rest.pop("function_call")}]
+        extra["call_key"] = "function_call"
+
+
+def _call(call: Any) -> dict[str, Any]:
+    if isinstance(call, str):
+        try:
+            call = loads(call)
+        except ValueError as error:
+            raise FormatError(f"a tool call is text that is not JSON: {error}") from error
+    if not isinstance(call, dict):
+        raise FormatError(f"a tool call is {_kind(call)}, not an object")
+    return call
+
+
+def _put_tool_result(
+    rest: dict[str, Any], step: dict[str, Any], extra: dict[str, Any], is_error: Callable[[str], bool] | None
+) -> None:
+    content = rest.pop("content", None)
+    if step.get("tool_results") is not None:  # given as a column, which says more than the content does
+        if isinstance(content, list):
+            step["content_parts"] = _parts(content)
+        elif content is not None and all(result.get("content") != content for result in step["tool_results"]):
+            rest["content"] = content
+        return
+    result: dict[str, Any] = {"call_id": rest.pop("tool_call_id", None), "content": content}
+    if isinstance(content, list):
+        step["content_parts"], result["content"] = _parts(content), None
+    elif content is not None and not isinstance(content, str):
+        extra["content_kind"] = "object"
+    if isinstance(rest.get("is_error"), bool):
+        result["is_error"] = rest.pop("is_error")
+    elif is_error is not None and isinstance(content, str):
+        result["is_error"] = is_error(content)
+    step["tool_results"] = [result]
+
+
+def _taken(step: dict[str, Any]) -> Set[str]:
+    """The keys under which the writer will put what the step's calls and results have beyond columns."""
+    leftovers: dict[str, Any] = {}
+    with suppress(UsageError):  # the writer will say so
+        tool_calls(step.get("tool_calls") or [], leftovers)
+        tool_results(step.get("tool_results") or [], leftovers)
+    return leftovers.keys()
+
+
+def merge_extra(rest: dict[str, Any], extra: dict[str, Any], taken: Set[str] = frozenset()) -> None:
+    """Add what is left of an object to `extra`. An `extra` of its own is spread out, unless that would hide a key."""
+    own = rest.pop("extra", None)
+    extra.update(rest)
+    if isinstance(own, dict) and not own.keys() & (extra.keys() | taken):
+        extra.update(own)
+    elif own is not None:
+        extra["extra"] = own
+
+
+def finite_or_not(value: Any) -> Any:
+    """A number that our own JSON export had to write as text, as a number again; anything else unchanged."""
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _each_finite_or_not(value: Any) -> Any:
+    return [finite_or_not(item) for item in value] if isinstance(value, list) else value
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def _parts(parts: list[Any]) -> list[Any]:
+    return [_part(part) if isinstance(part, dict) and isinstance(part.get("data"), str) else part for part in parts]
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    """Base64 in `data` as bytes, where the very same text can be made of them again."""
+    try:
+        data = base64.b64decode(part["data"], validate=True)
+    except ValueError:
+        return part
+    return part | {"data": data} if base64.b64encode(data).decode("ascii") == part["data"] else part
+
+
+def _arrays(value: Any) -> Any:
+    """Tensors as our own JSON export writes them (`{"name", "dtype", "shape", "data": base64}`) as arrays by name;
+    anything else unchanged, which no column takes."""
+    if not isinstance(value, list):
+        return value
+    arrays = {}
+    for item in value:
+        try:
+            name, dtype, shape = item["name"], item["dtype"], item["shape"]
+            if not _DTYPE.fullmatch(dtype) or not all(type(length) is int and length >= 0 for length in shape):
+                return value
+            data = base64.b64decode(item["data"], validate=True)
+            arrays[name] = np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).reshape(shape)
+        except (TypeError, KeyError, ValueError):
+            return value
+    return arrays if len(arrays) == len(value) else value
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "tensors": _arrays,
+    "logprobs": _each_finite_or_not,
+    **dict.fromkeys(("reward", "cost_usd", "latency_ms"), finite_or_not),
+}
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "a truth value", int: "a number", float: "a number"}
+    return kinds[type(value)]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "…"

@@ -1,0 +1,199 @@
+"""Importing files: every row goes through a Writer, as if a worker had recorded it, or is refused with its reason."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from trajlake.errors import FormatError, UsageError
+from trajlake.formats import Format, Record, Refused, Source, detect_source, format_named, open_source
+from trajlake.ingest.episode import Episode, EpisodeFields
+from trajlake.ingest.writer import Writer
+
+Progress = Callable[[Path, int, int], None]
+"""Called with the file, the bytes of it that are read, and its size in bytes."""
+
+KEPT_REFUSALS = 100
+_LONGEST_REASON = 500  # characters: a reason quotes the file, and the file may say anything
+
+
+@dataclass
+class FileReport:
+    """What became of one file: `rows_in == episodes + refused`.
+
+    `refusals` are the first hundred of the refused; `error` says why the file was not read at all, or not further.
+    """
+
+    path: Path
+    format: str | None = None
+    rows_in: int = 0
+    episodes: int = 0
+    steps: int = 0
+    refused: int = 0
+    refusals: list[Refused] = field(default_factory=list)
+    error: str | None = None
+
+
+@dataclass
+class ImportReport:
+    """What became of all files; the sums are over files."""
+
+    files: list[FileReport] = field(default_factory=list)
+
+    @property
+    def rows_in(self) -> int:
+        return sum(file.rows_in for file in self.files)
+
+    @property
+    def episodes(self) -> int:
+        return sum(file.episodes for file in self.files)
+
+    @property
+    def steps(self) -> int:
+        return sum(file.steps for file in self.files)
+
+    @property
+    def refused(self) -> int:
+        return sum(file.refused for file in self.files)
+
+    @property
+    def failed(self) -> list[FileReport]:
+        """The files with an `error`."""
+        return [file for file in self.files if file.error is not None]
+
+
+def import_files(
+    writer: Writer,
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    format: str | None = None,
+    begin: EpisodeFields | None = None,
+    on_progress: Progress | None = None,
+) -> ImportReport:
+    """Record the episodes of files and folders (walked in sorted order, hidden names left out) with `writer`.
+
+    `format` is the name of one for all files, else each file's is found out by its content; `begin` is said of every
+    episode where its file does not say it (for example `policy_name`). Nothing about a file is fatal: what cannot be
+    read is in the report. When this returns, what it reports is durable. Importing a file again gives the same
+    episode ids, which compaction recognises.
+
+    Raises UsageError for a format that does not exist or `begin` that cannot be, and what `Writer.flush` raises.
+    """
+    chosen = None if format is None else format_named(format)
+    _Rehearsal().play("", Record("", begin or {}, []))
+    report = ImportReport()
+    seen: dict[str, Path] = {}
+    for path in _files(paths):
+        file = FileReport(path)
+        report.files.append(file)
+        try:
+            source = open_source(path)
+            if source.sha256 in seen:
+                raise FormatError(f"{path}: holds the same bytes as {seen[source.sha256]}, which is imported already")
+            seen[source.sha256] = path
+            _import(writer, source, chosen or detect_source(source), begin or {}, file, on_progress)
+        except (FormatError, OSError) as error:
+            file.error = _bounded(str(error).removeprefix(f"{path}: "))
+    writer.flush()
+    return report
+
+
+def episode_id(run: str, sha256: str, key: str) -> str:
+    """The id of the episode in one row of one file, in one run: always the same, 32 hex digits."""
+    return hashlib.sha256("\0".join([run, sha256, key]).encode()).hexdigest()[:32]
+
+
+def _import(
+    writer: Writer,
+    source: Source,
+    chosen: Format,
+    begin: EpisodeFields,
+    file: FileReport,
+    on_progress: Progress | None,
+) -> None:
+    file.format = chosen.name
+    provenance: EpisodeFields = {"source_format": chosen.name, "source_hash": source.sha256}
+    position = -1
+    for item in chosen.read(source):
+        file.rows_in += 1
+        refusal = _record(writer, source, _completed(item, begin, provenance)) if isinstance(item, Record) else item
+        if refusal is not None:
+            file.refused += 1
+            if len(file.refusals) < KEPT_REFUSALS:
+                file.refusals.append(Refused(refusal.row, _bounded(refusal.reason)))
+        elif isinstance(item, Record):
+            file.episodes += 1
+            file.steps += len(item.steps)
+        if on_progress is not None and source.position != position:
+            position = source.position
+            on_progress(source.path, position, source.size)
+    if on_progress is not None:
+        on_progress(source.path, source.size, source.size)
+
+
+def _completed(record: Record, begin: EpisodeFields, provenance: EpisodeFields) -> Record:
+    """The record with what the caller says of every episode, and where it is from."""
+    said = {name: value for name, value in record.begin.items() if value is not None}
+    return replace(record, begin=cast(EpisodeFields, {**begin, **said, **provenance}))
+
+
+def _record(writer: Writer, source: Source, record: Record) -> Refused | None:
+    """Record one episode whole, or say why not."""
+    identity = episode_id(writer.run, source.sha256, record.key)
+    try:
+        # First without a writer: an episode that breaks off at its tenth step would be worse than none.
+        _Rehearsal().play(identity, record)
+    except UsageError as error:
+        return Refused(record.key, str(error))
+    with writer.episode(episode_id=identity, started_at=record.started_at, **record.begin) as episode:
+        for step in record.steps:
+            episode.step(**step)
+        episode.end(ended_at=record.ended_at, **record.end)
+    return None
+
+
+class _Rehearsal:
+    """In place of a Writer: what an Episode records is checked and forgotten."""
+
+    def play(self, identity: str, record: Record) -> None:
+        """Raises UsageError that names the step and the field."""
+        episode = Episode(cast(Writer, self), identity, 0, record.begin, record.started_at)
+        for number, step in enumerate(record.steps, 1):
+            try:
+                episode.step(**step)
+            except UsageError as error:
+                raise UsageError(f"step {number}: {error}") from error
+        episode.end(ended_at=record.ended_at, **record.end)
+
+    def record(self, kind: str, identity: str, attempt: int, row: dict[str, Any]) -> None: ...
+
+    def forget(self, episode: Episode) -> None: ...
+
+
+def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
+    """The files, each once, in the order given and sorted within a folder."""
+    seen = set()
+    for path in map(Path, paths):
+        for file in _walk(path) if path.is_dir() else [path]:
+            if (real := os.path.realpath(file)) not in seen:
+                seen.add(real)
+                yield file
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            if not entry.is_symlink():  # it may lead back up
+                yield from _walk(entry)
+        else:
+            yield entry
+
+
+def _bounded(reason: str) -> str:
+    return reason if len(reason) <= _LONGEST_REASON else reason[:_LONGEST_REASON] + "…"

@@ -1,0 +1,78 @@
+"""tau-bench results: a JSON array of {task_id, reward, info, traj, trial}, one episode a row, one step a message.
+
+https://github.com/sierra-research/tau-bench, `run.py` and `tau_bench/types.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+from trajlake.errors import FormatError
+from trajlake.formats.base import Format, Record, any_row, per_row
+from trajlake.formats.chat import are_messages, chat_steps
+from trajlake.ingest.episode import EndFields, EpisodeFields
+
+_POLICY = re.compile(r"\s*#\s*(airline|retail) agent policy", re.IGNORECASE)
+_TOLERANCE = 1e-6
+
+
+def _is_row(value: Any) -> bool:
+    if not isinstance(value, dict) or not {"task_id", "traj"} <= value.keys():
+        return False
+    return value["traj"] == [] or are_messages(value["traj"])
+
+
+def _record(value: Any, key: str) -> Record:
+    if not isinstance(value, dict):
+        raise FormatError("not an object: a row of tau-bench has task_id, reward, info, traj and trial")
+    rest = dict(value)
+    if "traj" not in rest:
+        raise FormatError("has no `traj`, the list of its messages")
+    steps = chat_steps(rest.pop("traj"), is_error=_is_error)
+    task_id, trial = rest.pop("task_id", None), rest.pop("trial", None)
+    domain = _domain(steps)
+    begin: dict[str, Any] = {"task_family": "tau-bench", "domain": domain, "task_id": task_id, "trial": trial}
+    if task_id is not None:
+        begin["group_id"] = "/".join(["tau-bench", *([domain] if domain else []), str(task_id)])
+    end = _outcome(rest.pop("reward", None), rest.get("info"))
+    if rest:
+        begin["extra"] = rest
+    return Record(key, cast(EpisodeFields, begin), steps, end)
+
+
+def _outcome(reward: Any, info: Any) -> EndFields:
+    end: EndFields = {}
+    if reward is not None:
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)):
+            raise FormatError("its `reward` is not a number")
+        end["reward"] = reward
+        # tau-bench's own definition (`is_successful` in run.py), which is also False for NaN and for rewards above 1.
+        end["success"] = 1 - _TOLERANCE <= reward <= 1 + _TOLERANCE
+    # A trial that raised is written with reward 0.0, no messages, and the exception in `info`.
+    if isinstance(info, dict) and isinstance(info.get("error"), str):
+        end["status"] = "failed"
+        end["failure_stage"] = "other"
+        end["failure_detail"] = info["error"]
+    return end
+
+
+def _domain(steps: Any) -> str | None:
+    for step in steps:
+        if step["source"] == "system":
+            heading = _POLICY.match(step.get("message") or "")
+            return heading[1].lower() if heading else None
+    return None
+
+
+def _is_error(content: str) -> bool:
+    # `Env.step` answers an exception with "Error: …" and the tools themselves do so too.
+    return content.startswith(("Error", "Unknown action "))
+
+
+FORMAT = Format(
+    name="tau-bench",
+    description="tau-bench results: a JSON array of {task_id, reward, info, traj, trial}",
+    detect=any_row(_is_row),
+    read=per_row(_record),
+)
