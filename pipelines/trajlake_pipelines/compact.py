@@ -19,7 +19,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from trajlake.errors import UsageError
+from trajlake.errors import TrajlakeError, UsageError
 from trajlake.lake import Lake
 from trajlake.storage import ObjectStore
 from trajlake_pipelines.merge import Sums
@@ -121,27 +121,41 @@ def run_pipeline(store: ObjectStore, compaction: int, units: list[Unit]) -> None
         direct_num_workers=processes,
         direct_running_mode="multi_processing" if processes > 1 else "in_memory",
     )
-    elements = [asdict(unit) for unit in units]
-    with _quiet_beam(), beam.Pipeline("FnApiRunner", options=options) as pipeline:
-        _ = (
-            pipeline
-            | "units" >> beam.Create(elements, reshuffle=False)
-            | "key" >> beam.Map(by_number)
-            | "spread" >> beam.GroupByKey()
-            | "merge" >> beam.ParDo(RunUnit(store, compaction))
-        )
+    pipeline = beam.Pipeline("FnApiRunner", options=options)
+    _ = (
+        pipeline
+        | "units" >> beam.Create([asdict(unit) for unit in units], reshuffle=False)
+        | "key" >> beam.Map(by_number)
+        | "spread" >> beam.GroupByKey()
+        | "merge" >> beam.ParDo(RunUnit(store, compaction))
+    )
+    with _quiet_beam(), _clear_errors():
+        pipeline.run().wait_until_finish()
 
 
 @contextmanager
 def _quiet_beam() -> Iterator[None]:
-    """Beam warns about Google libraries that this does not use; errors still come through."""
+    """Beam logs about Google libraries that this does not use, and a traceback beside each exception."""
     logger = logging.getLogger("apache_beam")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """An error of a unit as itself where it crossed no process, else as one line."""
+    try:
+        yield
+    except TrajlakeError:
+        raise
+    except Exception as error:  # a runner raises what it likes
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[-1] if lines else type(error).__name__
+        raise TrajlakeError(f"the pipeline failed: {reason}; run it again, what is done stays done") from error
 
 
 @contextmanager

@@ -177,7 +177,8 @@ def put_segments(store: ObjectStore, prefix: str, segments: pa.Table, state: str
     """Write one file of the ledger, in the partition of `state`."""
     rows = segments.drop_columns(["state"])
     data = encode_rows(rows)
-    path = put_file(store, SEGMENTS.name, f"{state}-{prefix}", data)
+    # Polars takes partition values from the path, not from the log.
+    path = put_file(store, SEGMENTS.name, f"state={state}/{prefix}", data)
     return NewFile(path, len(data), statistics(rows, ["path"]), {"state": state})
 
 

@@ -1,0 +1,261 @@
+"""`compact`: what landed becomes rows, once and only once, whatever is sent twice, late, or not to its end."""
+
+import polars as pl
+import pytest
+from tests.rollouts import assert_same_rows, assert_sound, record, record_episode, rows
+
+import trajlake
+from trajlake.ingest.segment import SegmentName
+from trajlake_pipelines.compact import compact
+
+pytestmark = pytest.mark.beam
+
+
+@pytest.fixture
+def lake(lake_uri):
+    return trajlake.create(lake_uri)
+
+
+def states(lake):
+    return dict(lake.segments().group_by("state").len().collect().iter_rows())
+
+
+def test_episodes_and_steps_come_out_as_they_were_recorded(lake):
+    record(lake, range(20))
+    report = compact(lake)
+    assert (report.episodes, report.steps, report.events) == (20, 60, 100)
+    assert_sound(lake)
+    episodes, steps = rows(lake)
+    assert episodes["reward"].to_list() == [number % 2 for number in range(20)]
+    assert episodes["n_tool_calls"].to_list() == [1] * 20
+    assert steps.filter(pl.col("episode_id") == "e0007")["message"].to_list() == [f"step 7/{step}" for step in range(3)]
+    assert lake.snapshot().episode("e0007").episode["task_id"] == 2  # an integer, as it was given
+
+
+def test_a_second_compaction_changes_nothing(lake):
+    record(lake, range(5))
+    compact(lake)
+    before = lake.snapshot()
+    report = compact(lake)
+    assert (report.compactions, report.events) == (0, 0)
+    assert lake.snapshot().token == before.token
+
+
+def test_an_episode_that_is_sent_again_is_counted_and_not_kept_twice(lake):
+    record(lake, range(5))
+    compact(lake)
+    expected = lake.snapshot()
+    record(lake, range(5), worker="other")
+    report = compact(lake)
+    assert (report.duplicate_episodes, report.duplicate_events, report.episodes) == (5, 25, 0)
+    assert_same_rows(lake, expected)
+
+
+def test_an_episode_that_is_sent_twice_before_the_first_compaction_is_kept_once(lake):
+    record(lake, range(5))
+    record(lake, range(5), worker="other")
+    report = compact(lake)
+    assert (report.episodes, report.duplicate_episodes) == (5, 5)
+    assert report.events == report.steps + report.begins_and_ends + report.duplicate_events
+    assert_sound(lake)
+
+
+def test_a_segment_that_is_uploaded_twice_is_read_once(lake):
+    record(lake, range(5))
+    (segment,) = lake.store.list("landing/")
+    name = SegmentName.parse(segment.key)
+    twin = SegmentName(name.run_id, name.worker_id, name.epoch, name.number + 1)
+    lake.store.put_if_absent(twin.key, lake.store.get(segment.key))
+    report = compact(lake)
+    assert (report.episodes, report.duplicate_events) == (5, 25)
+    assert_sound(lake)
+
+
+def test_the_complete_attempt_wins_over_a_later_one_that_was_cut_off(lake):
+    with lake.writer(run="run", worker="a") as writer:
+        record_episode(writer, 1, message="complete")
+    with lake.writer(run="run", worker="b") as writer:
+        record_episode(writer, 1, attempt=1, end=False, message="cut off")
+    compact(lake, stale_after=0)
+    assert lake.snapshot().episode("e0001").steps[0]["message"] == "complete 1/0"
+
+
+def test_the_later_of_two_complete_attempts_wins_also_in_a_later_compaction(lake):
+    record(lake, range(5), message="first")
+    compact(lake)
+    old = lake.snapshot()
+    record(lake, [2], worker="b", attempt=1, message="second", steps=4)
+    report = compact(lake)
+    assert report.replaced_episodes == 1
+    assert_sound(lake)
+    assert lake.snapshot().episode("e0002").steps[3]["message"] == "second 2/3"
+    assert lake.snapshot().episode("e0003").steps[0]["message"] == "first 3/0"
+    assert len(old.episode("e0002").steps) == 3  # the old snapshot still reads what it had
+
+
+def test_an_earlier_attempt_that_arrives_late_changes_nothing(lake):
+    record(lake, [1], attempt=1)
+    compact(lake)
+    expected = lake.snapshot()
+    record(lake, [1], worker="b", attempt=0)
+    assert compact(lake).duplicate_episodes == 1
+    assert_same_rows(lake, expected)
+
+
+def test_an_episode_without_an_end_waits_and_is_finished_by_a_later_segment(lake):
+    with lake.writer(run="run", worker="w") as writer:
+        record_episode(writer, 1)
+        open_one = record_episode(writer, 2, end=False)
+        writer.flush()
+        report = compact(lake)
+        assert (report.episodes, report.pending_episodes, report.pending_events) == (1, 1, 4)
+        assert states(lake) == {"pending": 1}
+        open_one.step(message="last")
+        open_one.end(reward=1.0)
+    report = compact(lake)
+    assert (report.episodes, report.pending_episodes) == (1, 0)
+    assert_sound(lake)
+    assert states(lake) == {"consumed": 2}
+    assert lake.snapshot().episode("e0002").episode["n_steps"] == 4
+
+
+def test_an_episode_that_never_ends_is_sealed_as_aborted_with_its_steps(lake):
+    with lake.writer(run="run", worker="w") as writer:
+        record_episode(writer, 1, end=False)
+    assert compact(lake, stale_after=3600).sealed_episodes == 0
+    report = compact(lake, stale_after=0)
+    assert (report.sealed_episodes, report.steps) == (1, 3)
+    sealed = lake.snapshot().episode("e0001")
+    assert (sealed.episode["status"], sealed.episode["reward"], len(sealed.steps)) == ("aborted", None, 3)
+    assert compact(lake, stale_after=0).compactions == 0
+
+
+def test_a_sealed_episode_whose_worker_goes_on_after_all_is_replaced_by_the_whole(lake):
+    with lake.writer(run="run", worker="w") as writer:
+        late = record_episode(writer, 1, end=False)
+        record_episode(writer, 2)
+        writer.flush()
+        compact(lake, stale_after=0)
+        late.step(message="after all")
+        late.end(reward=1.0)
+    report = compact(lake)
+    assert report.replaced_episodes == 1
+    assert_sound(lake)
+    assert lake.snapshot().episode("e0001").episode["status"] == "completed"
+    assert lake.snapshot().episode("e0001").episode["n_steps"] == 4
+
+
+def test_scores_that_arrive_late_are_on_the_row_and_a_repeated_one_corrects_itself(lake):
+    record(lake, range(3))
+    compact(lake)
+    with lake.writer(run="run", worker="judge") as writer:
+        writer.score("e0001", "style", 0.25, kind="judged")
+        writer.score("e0001", "style", 0.75, kind="judged")
+        writer.score("e0002", "reward", 0.5)
+        writer.score("e9999", "style", 1.0)
+    report = compact(lake)
+    assert (report.scores, report.pending_events) == (3, 1)
+    assert_sound(lake)
+    snapshot = lake.snapshot()
+    assert snapshot.episode("e0001").episode["rewards"] == [
+        {"name": "style", "value": 0.75, "weight": None, "kind": "judged"}
+    ]
+    assert snapshot.episode("e0001").episode["reward"] == 1.0
+    assert snapshot.episode("e0002").episode["reward"] == 0.5
+    record(lake, [9999])
+    report = compact(lake)
+    assert lake.snapshot().episode("e9999").episode["rewards"][0]["name"] == "style"
+    assert states(lake) == {"consumed": 3}
+
+
+def test_scores_of_a_sealed_episode_move_to_its_successor(lake):
+    with lake.writer(run="run", worker="w") as writer:
+        late = record_episode(writer, 1, end=False)
+        writer.flush()
+        compact(lake, stale_after=0)
+        writer.score("e0001", "style", 0.5)
+        writer.flush()
+        compact(lake)
+        late.end(reward=1.0)
+    compact(lake)
+    assert lake.snapshot().episode("e0001").episode["rewards"][0]["value"] == 0.5
+
+
+def test_a_retracted_episode_is_kept_marked_and_never_sampled(lake):
+    record(lake, range(3))
+    with lake.writer(run="run", worker="w2") as writer:
+        writer.retract("e0001", "contaminated")
+    compact(lake)
+    snapshot = lake.snapshot()
+    assert snapshot.episode("e0001").episode["retracted"] == "contaminated"
+    assert {sample.episode_id for sample in snapshot.sampler().take(100)} == {"e0000", "e0002"}
+
+
+def test_an_unreadable_segment_is_quarantined_with_its_reason_and_the_rest_goes_on(lake):
+    record(lake, range(3))
+    (segment,) = lake.store.list("landing/")
+    whole = lake.store.get(segment.key)
+    broken = {
+        SegmentName("run", "w", 7, 0).key: b"",
+        SegmentName("run", "w", 7, 1).key: b"not arrow at all",
+        SegmentName("run", "w", 7, 2).key: whole[: len(whole) // 3],
+        SegmentName("run", "w", 7, 3).key: bytes(len(whole) // 2) + whole[len(whole) // 2 :],
+        "landing/run/odd.arrow": whole,
+    }
+    for key, data in broken.items():
+        lake.store.put_if_absent(key, data)
+    report = compact(lake)
+    assert report.quarantined_segments == len(broken)
+    assert report.episodes == 3
+    quarantined = lake.segments().filter(pl.col("state") == "quarantined").collect()
+    assert set(quarantined["path"]) == set(broken)
+    assert all(quarantined["reason"])
+    assert compact(lake).compactions == 0
+
+
+def test_units_of_any_size_give_the_same_rows(lake, tmp_path, monkeypatch):
+    with lake.writer(run="run", worker="w", segment_seconds=0.05) as writer:
+        for start in range(0, 40, 8):
+            open_ones = [record_episode(writer, number, end=False) for number in range(start, start + 8)]
+            writer.flush()
+            for episode in open_ones:
+                episode.end(reward=0.0)
+    from tests.rollouts import copy_landing
+
+    other = trajlake.create(tmp_path / "other")
+    copy_landing(lake.store, other.store)
+    compact(lake)
+    import trajlake_pipelines.plan as plan
+
+    monkeypatch.setattr(plan.load_or_make_plan, "__kwdefaults__", {"unit_bytes": 2000})
+    compact(other)
+    assert len({info.key for info in other.store.list("jobs/compact/00000001/units/")}) > 8
+    assert_same_rows(lake, other)
+    assert_sound(other)
+
+
+def test_events_in_are_the_sum_of_what_became_of_them(lake):
+    record(lake, range(10))
+    record(lake, range(5), worker="again")
+    with lake.writer(run="run", worker="x") as writer:
+        record_episode(writer, 77, end=False)
+        writer.score("e0001", "a", 1.0)
+        writer.retract("e0002", "no")
+    report = compact(lake)
+    parts = ("steps", "begins_and_ends", "scores", "retractions", "duplicate_events", "pending_events")
+    assert report.events == sum(getattr(report, part) for part in parts) == 50 + 25 + 4 + 2
+    assert report.duplicate_events == 25
+
+
+def test_two_readers_without_this_library_see_the_same_tables(lake):
+    record(lake, range(10))
+    compact(lake)
+    options = lake.store.storage_options()
+    frame = pl.scan_delta(lake.store.location("episodes"), storage_options=options).collect()
+    assert len(frame) == 10
+    assert pl.scan_delta(lake.store.location("steps"), storage_options=options).select(pl.len()).collect().item() == 30
+
+
+def test_an_empty_lake_compacts_to_nothing(lake):
+    assert compact(lake).compactions == 0
+    assert lake.snapshot().episodes.collect().is_empty()
