@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from trajlake import devserver
+from trajlake.storage.s3_client import S3Client, find_endpoint
 
 # Time is no property of the code: the machines that run this are shared.
 hypothesis.settings.register_profile("trajlake", deadline=None, print_blob=True)
@@ -44,10 +45,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def s3_server() -> dict[str, str]:
     """The environment that leads to a real S3 server with the bucket `trajlake`.
 
-    TRAJLAKE_TEST_S3_URL, with the usual AWS variables, names a server to use instead of a local one.
+    TRAJLAKE_TEST_S3_URL, with the usual AWS variables, names a server to use instead of a local one; the bucket is
+    made there.
     """
     if url := os.environ.get("TRAJLAKE_TEST_S3_URL"):
         names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION")
+        client = S3Client(find_endpoint(url), os.environ.get("AWS_REGION"))
+        if not client.bucket_exists(TEST_BUCKET):
+            client.make_bucket(TEST_BUCKET)
         return {"AWS_ENDPOINT_URL": url} | {name: os.environ[name] for name in names if name in os.environ}
     environment = devserver.start(os.environ[SERVER_FOLDER], bucket=TEST_BUCKET).environment()
     del environment["TRAJLAKE_LAKE"]

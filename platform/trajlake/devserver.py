@@ -192,7 +192,7 @@ def _spawn(home: Path, ports: Mapping[str, int], access_key: str, secret_key: st
         *(f"-{service}.port={ports[service]}" for service in SERVICES),
         *(f"-{service}.port.grpc={ports[service + '.grpc']}" for service in SERVICES),
         "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-s3.autoCreateBucket=false",
-        "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-master.electionTimeout=1s",
+        "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-master.electionTimeout=500ms",
         "-volume.max=0", "-volume.preStopSeconds=0",
     ]  # fmt: skip
     # A home and a working folder of its own: `weed` would read settings from there, and keys from AWS_….
@@ -207,7 +207,7 @@ def _spawn(home: Path, ports: Mapping[str, int], access_key: str, secret_key: st
 
 
 def _wait_until_ready(home: Path, settings: Mapping[str, Any], pid: int) -> None:
-    """Until the bucket is there and takes an object."""
+    """Until the bucket is there and takes an object that is not empty, for which it needs a volume."""
     bucket, deadline = settings["bucket"], time.monotonic() + READY_SECONDS
     connections = urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(5.0))
     client = Minio(
@@ -218,7 +218,7 @@ def _wait_until_ready(home: Path, settings: Mapping[str, Any], pid: int) -> None
         try:
             if not client.bucket_exists(bucket):
                 client.make_bucket(bucket)
-            client.put_object(bucket, ".ready", BytesIO(), 0)
+            client.put_object(bucket, ".ready", BytesIO(b"x"), 1)
             client.remove_object(bucket, ".ready")
             return
         except (MinioException, urllib3.exceptions.HTTPError) as error:

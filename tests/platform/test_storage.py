@@ -105,7 +105,7 @@ class TestLocalPromises:
     def test_a_key_cannot_be_the_folder_of_another(self, tmp_path: Path) -> None:
         store = LocalStore(tmp_path)
         store.put_if_absent("a", b"x")
-        with pytest.raises(StoreError, match="a/b"):
+        with pytest.raises(StoreError, match="is an object, so no object can be in it"):
             store.put_if_absent("a/b", b"x")
         with pytest.raises(ObjectMissing):
             store.get("a/b")
@@ -166,7 +166,7 @@ class TestLocalPromises:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
         # Permissions do not stop the superuser, as whom tests may run.
-        monkeypatch.setattr(Path, "mkdir", refuse)
+        monkeypatch.setattr(os, "mkdir", refuse)
         with pytest.raises(AccessRefused, match="check the folder's permissions"):
             LocalStore(tmp_path).put_if_absent("a", b"x")
 
@@ -179,6 +179,9 @@ class TestLocalPromises:
         (tmp_path / "root" / "file").symlink_to(tmp_path / "outside" / "secret")
         assert [info.key for info in store.list()] == ["a"]
         assert list(store.list("../outside/")) == []
+        (tmp_path / "root" / "nowhere").symlink_to(tmp_path / "nothing")
+        with pytest.raises(StoreError, match="nowhere/a"):
+            store.put_if_absent("nowhere/a", b"x")
 
 
 @pytest.mark.unit

@@ -18,6 +18,7 @@ TEMPORARY = ".tmp"
 """The hidden folder below the root in which files are written before they get their name."""
 
 LEFTOVER_AGE_SECONDS = 24 * 3600.0
+LINK_ATTEMPTS = 1_000
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -132,18 +133,18 @@ class LocalStore:
                 raise ObjectMissing(f"no object {key!r} in {self._root}") from error
 
     def _link(self, temporary: Path, path: Path) -> bool:
+        attempts = 0
         while True:
+            attempts += 1
             try:
                 self._make_folder(path.parent)
                 os.link(temporary, path)
                 return True
             except FileExistsError:
-                if path.parent.is_dir():
-                    return False
-                raise
+                return False
             except FileNotFoundError:
-                # A delete removed the folder that it had emptied.
-                if not temporary.exists():
+                # A delete removed the folder that it had emptied. (A link to nowhere looks the same, for ever.)
+                if attempts == LINK_ATTEMPTS:
                     raise
             except OSError as error:
                 if error.errno in _NO_LINKS and os.access(path.parent, os.W_OK):
@@ -156,10 +157,13 @@ class LocalStore:
     def _make_folder(self, folder: Path) -> None:
         missing = []
         while not folder.is_dir():
+            if folder.is_file():
+                raise NotADirectoryError(errno.ENOTDIR, f"{folder} is an object, so no object can be in it")
             missing.append(folder)
             folder = folder.parent
         for new in reversed(missing):
-            new.mkdir(exist_ok=True)
+            with suppress(FileExistsError):  # another put was quicker
+                os.mkdir(new)
             _sync_folder(new.parent)
 
     def _sweep(self) -> None:
