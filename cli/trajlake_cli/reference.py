@@ -25,10 +25,12 @@ person should know to standard error, so that pipes stay clean.
 | `table` | `–` | as in CSV | seconds, UTC | their number | JSON text |
 
 A null reward means that nobody scored; NaN means that a scorer computed it. Both are kept apart from 0 in every
-format. Only tables round numbers and cut long texts (with …). What a trajectory contains was written by a model:
-control characters, bidirectional overrides and invisible characters are made visible in tables and in `replay`, are
-JSON escapes in `json` and `jsonl` (the value is unchanged), and are left as they are in `csv` unless it goes to a
-terminal.
+format; in SQL conditions NaN is greater than every number, and comparisons with null are never true. Only tables
+round numbers and cut long texts (with …).
+
+What a trajectory contains was written by a model: control characters, bidirectional overrides and invisible characters
+are made visible in tables and in `replay`, are JSON escapes in `json` and `jsonl` (the value is unchanged), and are left
+as they are in `csv` unless it goes to a terminal.
 
 | exit code | meaning |
 |---|---|

@@ -81,7 +81,7 @@ def command(
     if interactive:
         from trajlake_cli.replay.player import Player, play
 
-        play(Player(len(ids), lambda at: snapshot.episode(ids[at]), step or 0), console, click.getchar)
+        play(Player(len(ids), lambda at: snapshot.episode(ids[at]), step or 0), console)
         return
     session.interrupted = "the rest was not shown"
     for at, episode_id in enumerate(ids):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -66,11 +65,15 @@ class Page:
         self.lines.append(Text(character * self.width, style=style))
 
     def spread(self, left: Text, right: Text) -> None:
-        """One line with something at each end; the left is cut where both do not fit."""
-        room = self.width - cell_len(right.plain) - 2
-        left.truncate(max(room, 10), overflow="ellipsis")
-        padding = " " * max(self.width - left.cell_len - right.cell_len, 1)
-        self.lines.append(left + Text(padding) + right if right.plain else left)
+        """One line with something at each end; the left is cut where both do not fit, the right goes where little
+        of the left would remain."""
+        room = self.width - right.cell_len - 2
+        if room < _SLACK // 4 or not right.plain:
+            left.truncate(self.width, overflow="ellipsis")
+            self.lines.append(left)
+            return
+        left.truncate(room, overflow="ellipsis")
+        self.lines.append(left + Text(" " * (self.width - left.cell_len - right.cell_len)) + right)
 
     def _cut(self, text: str) -> tuple[str, int]:
         """Cut at the end of a line or word where one is near; a text that is hardly longer is left whole."""

@@ -11,6 +11,7 @@ from rich.control import Control
 from rich.text import Text
 
 from trajlake_cli.replay.header import task, verdict
+from trajlake_cli.replay.keys import keyboard
 from trajlake_cli.replay.page import QUIET, Page
 from trajlake_cli.replay.steps import Step, add_step, searchable, tool_names
 from trajlake_cli.text import one_line
@@ -121,8 +122,9 @@ class Player:
         shown = body[self._scroll : self._scroll + self._window]
         below = len(body) - self._scroll - len(shown)
         more = Text(f"… {below} more lines (Space)" if below > 0 else "", style=f"{QUIET} italic")
+        more.truncate(width)
         filler = [Text()] * (self._window - len(shown))
-        return [*top.lines, *shown, *filler, more, self._status(width)]
+        return [*top.lines, *shown, *filler, more, self._status(width)][-height:]
 
     def _body(self, width: int) -> list[Text]:
         steps = self._trajectory.steps
@@ -145,7 +147,8 @@ class Player:
 
     def _status(self, width: int) -> Text:
         if self._prompt:
-            return Text(self._prompt + one_line(self._typed) + "▏", style="bold")
+            line = Text(self._prompt + one_line(self._typed) + "▏", style="bold")
+            return line[-width:]
         status = Text(f" step {self._step} of 0–{max(len(self._trajectory.steps) - 1, 0)} ", style="reverse")
         if self._note:
             status.append("  " + one_line(self._note), style="not reverse yellow")
@@ -210,20 +213,16 @@ class Player:
         self._note = f"{self._sought!r} is in no step of this episode"
 
 
-def play(player: Player, console: Console, read_key: Callable[[], str]) -> None:
+def play(player: Player, console: Console) -> None:
     """Show the player and give it keys until it ends; the terminal is as before afterwards."""
-    with console.screen(hide_cursor=True):
+    with keyboard() as read_keys, console.screen(hide_cursor=True):
         while True:
             width, height = console.size
             console.control(Control.home(), Control.clear())
             for at, line in enumerate(player.screen(width, height)):
-                line.truncate(width)
-                console.print(line.copy(), end="\n" if at < height - 1 else "", no_wrap=True, crop=True)
+                console.print(line, end="\n" if at < height - 1 else "", no_wrap=True, crop=True)
             try:
-                keys = read_key()
+                if not all(player.press(key) for key in read_keys()):
+                    return
             except (KeyboardInterrupt, EOFError):
                 return
-            # What is pasted or typed ahead arrives at once; an arrow key is several characters, too.
-            for key in [keys] if keys.startswith("\x1b") else keys:
-                if not player.press(key):
-                    return

@@ -1,0 +1,277 @@
+"""The commands that read, on a small lake with everything in it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.beam
+
+FASTPARQUET_LEAVES_FILES_OPEN = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@pytest.fixture
+def ask(run: Any, full_lake: str) -> Any:
+    """`ask("runs")`: the result of a command on the small lake."""
+
+    def asked(command: str, *args: object, **options: Any) -> Any:
+        return run(command, *args, "--lake", full_lake, **options)
+
+    return asked
+
+
+def rows(result: Any) -> list[dict[str, Any]]:
+    found = json.loads(result.stdout)
+    assert isinstance(found, list)
+    return found
+
+
+def test_runs(ask: Any) -> None:
+    result = ask("runs", "-o", "json")
+    found = {row["run_id"]: row for row in rows(result)}
+    assert found["agents"]["episodes"] == 7
+    assert found["agents"]["tasks"] == 4
+    assert found["control"]["steps"] == 6
+    assert found["control"]["reward_mean"] == 3.0
+    assert found["control"]["first"].endswith("Z")
+    assert result.stderr.startswith("snapshot e")
+
+
+def test_the_lake_may_be_named_before_the_command_or_in_the_environment(
+    run: Any, full_lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run("--lake", full_lake, "runs").stdout
+    monkeypatch.setenv("TRAJLAKE_LAKE", full_lake)
+    assert run("runs").stdout == expected
+    monkeypatch.setenv("TRAJLAKE_LAKE", "/nowhere")
+    assert run("runs", "--lake", full_lake).stdout == expected
+    assert run("--lake", full_lake, "runs").stdout == expected
+
+
+def test_episodes(ask: Any) -> None:
+    result = ask("episodes", "--failed", "--sort", "-episode_id", "-o", "json")
+    assert [row["episode_id"][:2] for row in rows(result)] == ["b0", "a3", "a1"]
+    assert result.stderr == "3 of 3 episodes\n"
+
+
+def test_episodes_in_every_format(ask: Any) -> None:
+    arguments = ("episodes", "--where", "task_id = 'scores'", "--columns", "episode_id,reward,tags,success")
+    assert {row["reward"] for row in rows(ask(*arguments, "-o", "json"))} == {"NaN", None}
+    assert {row["reward"] for row in csv.DictReader(io.StringIO(ask(*arguments, "-o", "csv").stdout))} == {"NaN", ""}
+    assert len(ask(*arguments, "-o", "jsonl").stdout.splitlines()) == 2
+    assert "NaN" in ask(*arguments).stdout
+
+
+def test_episodes_limits(ask: Any) -> None:
+    result = ask("episodes", "--limit", "2", "--columns", "all", "-o", "json")
+    assert len(rows(result)) == 2
+    assert {"episode_id", "tags", "steps_path", "retracted"} <= set(rows(result)[0])
+    assert result.stderr == "2 of 9 episodes (--limit 0 shows all)\n"
+
+
+def test_tags_are_an_object(ask: Any) -> None:
+    found = rows(ask("episodes", "--where", "trial = 0", "--columns", "tags", "--limit", "1", "-o", "json"))
+    assert found == [{"tags": {"team": "blue", "note": "x"}}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--where", "nope > 1"], "nope"),
+        (["--where", "reward >"], "trajlake: "),
+        (["--columns", "rewrad"], "no column 'rewrad'; there is reward"),
+        (["--sort", "-tasks"], "no column 'tasks'"),
+        (["--snapshot", "yesterday"], "is not a snapshot's token"),
+        (["--snapshot", "e999.s999"], "take a newer one"),
+    ],
+)
+def test_episodes_that_cannot_be(ask: Any, arguments: list[str], words: str) -> None:
+    result = ask("episodes", *arguments, code=1)
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_show(ask: Any) -> None:
+    text = ask("show", "a1").stdout
+    assert "airline/0" in text
+    assert "→ get_user" in text
+    (found,) = rows(ask("show", "a1", "-o", "json"))
+    assert found["tags"] == {"team": "blue", "note": "x"}
+    assert found["steps"][1]["tool_calls"][0]["name"] == "get_user"
+    table = list(csv.DictReader(io.StringIO(ask("show", "a1", "-o", "csv").stdout)))
+    assert [row["source"] for row in table] == ["user", "agent", "tool"]
+    assert "no episode zzz" in ask("show", "zzz", code=1).stderr
+    assert "more than one" in ask("show", "a", code=1).stderr
+
+
+def test_query(ask: Any) -> None:
+    sql = "SELECT run_id, count(*) AS n FROM episodes GROUP BY run_id ORDER BY n"
+    assert rows(ask("query", sql, "-o", "json")) == [{"run_id": "control", "n": 2}, {"run_id": "agents", "n": 7}]
+    assert rows(ask("query", "-", "-o", "json", stdin="SELECT max(step_index) AS m FROM steps")) == [{"m": 2}]
+    assert ask("query", "SELECT episode_id FROM episodes WHERE reward = 9").stderr == "no rows\n"
+    for wrong in ("SELEC", "SELECT nope FROM episodes", ""):
+        result = ask("query", wrong, code=1)
+        assert result.stderr.startswith("trajlake: ")
+        assert result.stderr.count("\n") == 1
+        assert "unexpected" not in result.stderr
+
+
+def test_stats(ask: Any) -> None:
+    arguments = ("stats", "--where", "task_family = 'airline'", "--pass-k", "1,2")
+    (found,) = rows(ask(*arguments, "-o", "json"))
+    assert found["episodes"] == 4
+    assert found["success_rate"] == 0.5
+    assert (found["pass^1"], found["pass@1"], found["pass^2"], found["pass@2"]) == (0.5, 0.5, 0.0, 1.0)
+    assert "0.500 ± 0.289" in ask(*arguments).stdout
+    assert len(rows(ask("stats", "--by", "run_id", "--by", "task_id,trial", "-o", "json"))) == 7
+    assert "no column 'nope'" in ask("stats", "--by", "nope", code=1).stderr
+
+
+def test_sample_is_the_same_every_time(ask: Any) -> None:
+    first = ask("sample", "-n", "5", "--seed", "7", "-o", "json")
+    assert first.stdout == ask("sample", "-n", "5", "--seed", "7", "-o", "json").stdout
+    assert [row["position"] for row in rows(first)] == list(range(5))
+    token = first.stderr.split()[-1]
+    assert first.stdout == ask("sample", "-n", "5", "--seed", "7", "-o", "json", "--snapshot", token).stdout
+    assert "no episode fits" in ask("sample", "--where", "reward = 100", code=1).stderr
+
+
+@FASTPARQUET_LEAVES_FILES_OPEN
+def test_export(ask: Any, tmp_path: Path) -> None:
+    result = ask("export", tmp_path / "out", "--shards", "2", "--where", "success", "-o", "json")
+    assert sum(row["rows"] for row in rows(result)) == 4
+    assert (tmp_path / "out" / "manifest.json").is_file()
+    assert "4 episodes in 2 files" in result.stderr
+    again = ask("export", tmp_path / "out", "--shards", "2", "--where", "success", "-o", "json")
+    assert rows(again) == rows(result)
+    assert "were there already" in again.stderr
+    assert "holds another export" in ask("export", tmp_path / "out", code=1).stderr
+
+
+def test_replay(ask: Any) -> None:
+    result = ask("replay", "--failed", "--where", "task_family = 'airline'", "--limit", "1")
+    assert "✗ failed  airline/" in result.stdout
+    assert "failure    tool_call: no such user" in result.stdout
+    assert '→ get_user {"user_id": "mia"}' in result.stdout
+    assert "← get_user  error" in result.stdout
+    assert "1 of 2 episodes" in result.stderr
+
+
+def test_replay_of_classic_steps(ask: Any) -> None:
+    text = ask("replay", "d0").stdout
+    assert "✓ solved  CartPole-v1 · seed 0" in text
+    assert "observation  float32[4]  0.5 -0.25 0.125 1" in text
+    assert "terminated" in text
+
+
+def test_replay_of_what_is_hostile(ask: Any) -> None:
+    text = ask("replay", "b0").stdout
+    assert "red ␛[31mtext␛[0m, ⟨U+202E⟩override, [bold]markup[/bold], ⟨U+009B⟩2J, nul ␀" in text
+    assert "\x1b" not in text
+
+
+def test_replay_cuts_and_chooses(ask: Any) -> None:
+    assert "4,200 more characters" in ask("replay", "c0").stdout
+    assert "x" * 50 + "\n" in ask("replay", "c0", "--max-chars", "0").stdout
+    text = ask("replay", "a0", "--step", "1", "--speed", "1000").stdout
+    assert "get_user" in text
+    assert "Book me" not in text
+    assert "has 3 steps, the first is 0: there is no 7" in ask("replay", "a0", "--step", "7", code=1).stderr
+    assert ask("replay", "--where", "reward = 100").stderr == "no episode fits\n"
+    assert len(ask("replay", "a0", "a1…").stdout.split("episode    a")) == 3
+
+
+def test_doctor(ask: Any) -> None:
+    result = ask("doctor", "-o", "json")
+    assert all(row["ok"] for row in rows(result))
+    assert {"lake", "table episodes"} <= {row["check"] for row in rows(result)}
+
+
+def test_schema_diff_of_a_fresh_lake_is_empty(ask: Any) -> None:
+    assert rows(ask("schema", "diff", "-o", "json")) == []
+
+
+def test_vacuum_has_nothing_to_do(ask: Any) -> None:
+    result = ask("vacuum", "--dry-run")
+    assert "0 files (0 bytes) would be removed" in result.stderr
+
+
+class Terminal:
+    """The command in a terminal of its own, driven by keys."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.master, slave = pty.openpty()
+        program = "from trajlake_cli.main import main; main()"
+        environment = {**os.environ, "TERM": "xterm-256color", "LINES": "24", "COLUMNS": "80"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def press(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def wait_for(self, text: str, seconds: float = 60) -> None:
+        """Read until `text` was shown after what was waited for before."""
+        deadline, fresh = time.monotonic() + seconds, ""
+        while text not in fresh:
+            assert time.monotonic() < deadline, f"{text!r} did not come:\n{fresh}"
+            ready, _, _ = select.select([self.master], [], [], 1.0)
+            if ready:
+                try:
+                    fresh += os.read(self.master, 65536).decode(errors="replace")
+                except OSError:  # the other end is closed
+                    assert text in fresh, f"{text!r} did not come:\n{fresh}"
+        self.seen += fresh
+
+    def close(self) -> int:
+        code = self.process.wait(30)
+        os.close(self.master)
+        return code
+
+
+def test_interactive_replay_in_a_terminal(full_lake: str) -> None:
+    terminal = Terminal("replay", "--lake", full_lake, "--failed", "-i", "--where", "task_family = 'airline'")
+    terminal.wait_for("Book me a flight.")
+    terminal.press("n")
+    terminal.wait_for("get_user")
+    terminal.press("\x1b[D")
+    terminal.wait_for("Book me a flight.")
+    terminal.press("/no such\r")
+    terminal.wait_for("step 2 of")
+    terminal.press("0nn")
+    terminal.wait_for("step 2 of")
+    terminal.press("q")
+    terminal.wait_for("\x1b[?1049l")
+    assert terminal.close() == 0
+
+
+@FASTPARQUET_LEAVES_FILES_OPEN
+def test_progress_is_for_terminals(full_lake: str, tmp_path: Path, run: Any) -> None:
+    terminal = Terminal("export", str(tmp_path / "a"), "--lake", full_lake)
+    terminal.wait_for("9 episodes")
+    assert "export" in terminal.seen
+    assert terminal.close() == 0
+    result = run("export", tmp_path / "b", "--lake", full_lake)
+    assert "\x1b" not in result.stderr
+    assert [line.split()[0] for line in result.stderr.splitlines()] == ["9", "snapshot"]
