@@ -261,11 +261,13 @@ def test_storage_options(server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> Non
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_REGION": "eu-west-3",
+        "AWS_CHECKSUM_ALGORITHM": "SHA256",
     }
     assert S3Store("bucket").storage_options() == {
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_REGION": "eu-west-3",
+        "AWS_CHECKSUM_ALGORITHM": "SHA256",
     }
 
 

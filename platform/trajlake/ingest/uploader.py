@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from trajlake.errors import (
     AccessRefused,
     BucketMissing,
@@ -21,13 +23,14 @@ from trajlake.errors import (
     StoreUnavailable,
     UsageError,
 )
-from trajlake.ingest.segment import SegmentName, encode_segment
+from trajlake.ingest.segment import SegmentName, decode_segment, encode_segment
 from trajlake.ingest.spool import SpoolFolder, SpoolSegment, abandoned, read_spooled
-from trajlake.storage import ObjectStore, Unknown, Won
+from trajlake.storage import Lost, ObjectStore, Unknown, Won
 
 log = logging.getLogger("trajlake")
 
 EPOCHS = "epochs"
+_IDENTITY = ["kind", "episode_id", "attempt", "sequence", "recorded_at"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _LONGEST_PAUSE = 15.0
 
@@ -59,6 +62,7 @@ class Uploader:
         self._finished = False
         self._refusal: StoreError | None = None
         self._damaged = ""
+        self._hurry = False
         self.durable_events = 0
         self.segments = 0
         self.bytes = 0
@@ -87,6 +91,10 @@ class Uploader:
     def wait(self, up_to: int, deadline: float | None) -> None:
         """Return when every event below `up_to` is in the store. Raises NotDurable or the store's refusal."""
         with self._changed:
+            # What an earlier call was told may have been mended since: try at once.
+            self._refusal = None
+            self._hurry = True
+            self._changed.notify_all()
             while self.durable_events < up_to or self._damaged:
                 if self._refusal is not None:
                     raise self._refusal
@@ -114,7 +122,8 @@ class Uploader:
         while True:
             with self._changed:
                 if pause:
-                    self._changed.wait_for(lambda: self._stopping, pause)
+                    self._changed.wait_for(lambda: self._stopping or self._hurry, pause)
+                self._hurry = False
                 self._changed.wait_for(lambda: bool(self._waiting) or self._stopping)
                 if not self._waiting or (self._stopping and not self._finished and pause):
                     break
@@ -158,7 +167,7 @@ def upload(store: ObjectStore, folder: SpoolFolder, number: int, path: Path) -> 
     """Bring one spool segment into landing and remove its file. Returns the bytes sent.
 
     The key belongs to this epoch alone, so an object that is there already is this segment, from a try whose
-    answer was lost. Raises StoreError; the file then stays.
+    answer was lost; that it holds the same events is checked. Raises StoreError; the file then stays.
     """
     events = read_spooled(path)
     size = 0
@@ -172,9 +181,21 @@ def upload(store: ObjectStore, folder: SpoolFolder, number: int, path: Path) -> 
         outcome = store.put_if_absent(name.key, data)
         if isinstance(outcome, Unknown):
             raise StoreUnavailable(str(outcome.error)) from outcome.error
+        if isinstance(outcome, Lost):
+            _check_same(store, name.key, events)
         size = len(data)
     path.unlink()
     return size
+
+
+def _check_same(store: ObjectStore, key: str, events: pa.Table) -> None:
+    """That the object at `key` holds these events, in whatever bytes another version of a library made of them."""
+    try:
+        same = decode_segment(store.get(key), key).select(_IDENTITY).equals(events.select(_IDENTITY))
+    except SegmentUnreadable:
+        same = False
+    if not same:
+        raise StoreError(f"{key} holds something else than the segment that belongs there; the spool keeps the segment")
 
 
 def claim_epoch(store: ObjectStore, folder: SpoolFolder) -> int:

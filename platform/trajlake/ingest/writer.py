@@ -20,13 +20,14 @@ from types import TracebackType
 from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
+import pyarrow as pa
 
 from trajlake.errors import NotDurable, TrajlakeError, UsageError, WriterClosed
 from trajlake.ingest.episode import Episode, EpisodeFields
 from trajlake.ingest.segment import Event, encode_batch
 from trajlake.ingest.spool import SpoolFolder, SpoolMeta, SpoolSegment, default_spool
 from trajlake.ingest.uploader import Uploader, check_name
-from trajlake.ingest.values import Row
+from trajlake.ingest.values import Row, rewards
 from trajlake.storage import ObjectStore
 
 log = logging.getLogger("trajlake")
@@ -111,6 +112,7 @@ class Writer:
         self._segment_number = 0
         self._close_wanted_up_to = 0
         self._disk_error: OSError | None = None
+        self._refused: list[str] = []  # events that Arrow did not take, and why
         self._accepting = True
         self._stopping = False
         self._episodes = 0
@@ -148,12 +150,12 @@ class Writer:
         self, episode_id: str, name: str, value: float, *, weight: float | None = None, kind: str | None = None
     ) -> None:
         """Add a reward component to an episode of any worker, before or after its end."""
-        row: Row = {"name": name, "value": float(value), "weight": weight, "kind": kind}
+        (row,) = rewards([{"name": name, "value": value, "weight": weight, "kind": kind}])
         self.record("score", episode_id, 0, row)
 
     def retract(self, episode_id: str, reason: str) -> None:
         """Mark an episode of any worker as not to be used."""
-        self.record("retract", episode_id, 0, {"reason": reason})
+        self.record("retract", episode_id, 0, {"reason": str(reason)})
 
     def record(self, kind: str, episode_id: str, attempt: int, row: Row) -> None:
         """Queue one event; waits only while the queue is full. Episode and the calls above use it."""
@@ -197,6 +199,8 @@ class Writer:
             )
         if remote:
             self._uploader.wait(wanted, deadline)
+        if self._refused:
+            raise NotDurable(f"{len(self._refused)} events could not be stored, first {self._refused[0]}")
 
     def close(self, timeout: float = 60.0) -> CloseReport:
         """Stop recording, make everything durable, and return within about `timeout` seconds with what remains.
@@ -228,7 +232,7 @@ class Writer:
         return report
 
     def _report(self, reason: str) -> CloseReport:
-        durable = self._uploader.durable_events
+        durable = self._uploader.durable_events - len(self._refused)
         remaining = self._sequence - durable
         return CloseReport(remaining == 0, durable, remaining, self._folder.path if remaining else None, reason)
 
@@ -309,8 +313,8 @@ class Writer:
 
     def _write(self, events: list[Event]) -> None:
         """Into the spool, however often the disk refuses: until then the events stay in memory."""
-        batch = encode_batch(events)
-        while True:
+        batch = self._encode(events)
+        while batch.num_rows:
             try:
                 if self._segment is None:
                     self._segment = SpoolSegment(self._folder, self._segment_number)
@@ -330,6 +334,24 @@ class Writer:
                     segment.abandon()
                     self._uploader.add_torn(segment)
                 time.sleep(_RETRY_SECONDS)
+
+    def _encode(self, events: list[Event]) -> pa.RecordBatch:
+        """The batch; an event that Arrow does not take, which the checks at the call should have refused, is left
+        out, and flush() and close() say so."""
+        try:
+            return encode_batch(events)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            good = [event for event in events if self._encodes(event)]
+            return encode_batch(good)
+
+    def _encodes(self, event: Event) -> bool:
+        try:
+            encode_batch([event])
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            self._refused.append(f"event {event.sequence} ({event.kind} of {event.episode_id}): {error}")
+            log.error("run %s: cannot be stored: %s", self.run, self._refused[-1])
+            return False
+        return True
 
     def _close_segment_if_due(self) -> None:
         with self._lock:
