@@ -22,7 +22,7 @@ def end_for(error: BaseException, ctx: click.Context, interrupted: str) -> NoRet
     if isinstance(error, BrokenPipeError):
         _forget_stdout()
         ctx.exit(PIPE_CLOSED)
-    if isinstance(error, KeyboardInterrupt):
+    if _was_interrupted(error):
         complain(f"interrupted: {interrupted}")
         ctx.exit(INTERRUPTED)
     if is_debugging():
@@ -61,6 +61,15 @@ class _PlainHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         print(f"{record.levelname.lower()}: {message_line(record.getMessage())}", file=sys.stderr)  # noqa: T201
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Ctrl-C, also where a library that it hit has made another error of it."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -29,8 +29,8 @@ format; in SQL conditions NaN is greater than every number, and comparisons with
 round numbers and cut long texts (with …).
 
 What a trajectory contains was written by a model: control characters, bidirectional overrides and invisible characters
-are made visible in tables and in `replay`, are JSON escapes in `json` and `jsonl` (the value is unchanged), and are left
-as they are in `csv` unless it goes to a terminal.
+are made visible in tables and in `replay`, are JSON escapes in `json` and `jsonl` (the value is unchanged), and are
+left as they are in `csv` unless it goes to a terminal.
 
 | exit code | meaning |
 |---|---|

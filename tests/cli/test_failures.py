@@ -21,6 +21,11 @@ from trajlake_cli.session import Session
 pytestmark = pytest.mark.unit
 
 
+def wrapped(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
 class Panic(BaseException):
     """As polars' panics: no Exception."""
 
@@ -60,6 +65,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
         (ValueError("a\nb"), 1, "trajlake: ValueError: a b (unexpected; set TRAJLAKE_DEBUG=1 for the traceback)\n"),
         (Panic("poof"), 1, "trajlake: Panic: poof (unexpected; set TRAJLAKE_DEBUG=1 for the traceback)\n"),
         (KeyboardInterrupt(), 130, "trajlake: interrupted: run it again\n"),
+        (wrapped(ValueError("pipeline"), KeyboardInterrupt()), 130, "trajlake: interrupted: run it again\n"),
         (BrokenPipeError(), 141, ""),
         (click.UsageError("bad"), 2, "Usage: trajlake [OPTIONS] COMMAND [ARGS]...\n"),
     ],

@@ -161,18 +161,19 @@ class Tour:
         if server is None:
             lines.append(f"export TRAJLAKE_LAKE={shlex.quote(str(self._place.local_lake))}")
         elif self._keep_server:
-            lines += [*server.export_lines(), f"trajlake dev down --folder {place}     # stops the server"]
+            lines += server.export_lines()
         else:
             lines.append(
                 f'eval "$(trajlake dev up --folder {place})"     # starts the server again, sets the variables'
             )
-        return [
-            *lines,
+        lines += [
             "trajlake episodes --failed --limit 20",
             "trajlake replay --failed --interactive",
             "trajlake stats --by domain,policy_version",
-            *([f"trajlake dev down --folder {place}"] if server is not None and not self._keep_server else []),
         ]
+        if server is not None:
+            lines.append(f"trajlake dev down --folder {place}     # stops the server; the data stays")
+        return lines
 
 
 def _typed(arguments: tuple[str, ...]) -> str:
