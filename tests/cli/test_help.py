@@ -69,13 +69,13 @@ def test_every_command_is_documented(name: str, command: click.Command) -> None:
 
 
 def test_short_help_is_never_cut() -> None:
-    result = click.Context(cli, info_name="trajlake", terminal_width=78).get_help()
+    result = click.Context(cli, info_name="trajlake", terminal_width=78, **cli.context_settings).get_help()
     assert "..." not in result.partition("Start:")[2]
 
 
 def test_defaults_are_shown() -> None:
     for name, default in (("sample", "[default: 32"), ("export", "[default: parquet]"), ("vacuum", "[default: 7d]")):
-        command = cli.get_command(click.Context(cli), name)
+        command = cli.get_command(click.Context(cli, info_name="trajlake"), name)
         assert command is not None
         root = click.Context(cli, info_name="trajlake", **cli.context_settings)
         assert default in click.Context(command, parent=root, info_name=name, terminal_width=200).get_help()
