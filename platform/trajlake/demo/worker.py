@@ -121,18 +121,27 @@ class Recorder:
 
 
 def run(
-    lake: trajlake.Lake, run_id: str, name: str, size: Size, spool: Path, folder: Path, process: int, skip: int
+    lake: trajlake.Lake,
+    run_id: str,
+    name: str,
+    size: Size,
+    *,
+    spool: Path,
+    folder: Path,
+    process: int = 0,
+    skip: int = 0,
+    parent: int | None = None,
 ) -> None:
-    """Play what worker `name` is given, all but the first `skip`. `process` counts the starts of this worker."""
+    """Play what worker `name` is given, all but the first `skip`. `process` counts the starts of this worker; when
+    process `parent`, that started it, is gone, it ends."""
     assignments = SOURCES[name](size)
     progress = Progress(ended=skip, assigned=len(assignments))
-    parent = os.getppid()
     acks, board = AckFile(ack_path(folder, name, process)), Board(board_path(folder, name, process))
     board.show(progress)
     with lake.writer(run_id, name, spool=spool, segment_seconds=2.0) as writer:
         recorder = Recorder(writer, acks, board, progress)
         for assignment in assignments[skip:]:
-            if os.getppid() != parent:
+            if parent is not None and os.getppid() != parent:
                 raise UsageError("whoever started this worker is gone")
             recorder.record(assignment)
         recorder.acknowledge()
@@ -161,11 +170,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", choices=sorted(SIZES), default="full")
     parser.add_argument("--process", type=int, default=0)
     parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--parent", type=int)
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     try:
         lake = trajlake.connect(given.lake)
-        run(lake, given.run, given.name, SIZES[given.size], given.spool, given.folder, given.process, given.skip)
+        run(
+            lake, given.run, given.name, SIZES[given.size],
+            spool=given.spool, folder=given.folder, process=given.process, skip=given.skip, parent=given.parent,
+        )  # fmt: skip
     except TrajlakeError as error:
         print(f"worker {given.name}: {error}", file=sys.stderr)  # noqa: T201
         return 1

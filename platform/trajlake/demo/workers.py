@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,6 +112,7 @@ class _Crew:
 
     def __init__(self, lake_uri: str, run_id: str, size: str, spool: Path, folder: Path) -> None:
         self._arguments = [f"--lake={lake_uri}", f"--run={run_id}", f"--size={size}", f"--spool={spool}"]
+        self._arguments.append(f"--parent={os.getpid()}")
         self._folder = folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self.workers = [WorkerState(name) for name in SOURCES]
@@ -126,7 +128,7 @@ class _Crew:
             sys.executable, "-m", "trajlake.demo.worker", worker.name, *self._arguments,
             f"--folder={self._folder}", f"--process={number}", f"--skip={skip}",
         ]  # fmt: skip
-        with self._log(worker.name).open("ab") as log:
+        with self._log(worker.name).open("ab") as log, _undisturbed():
             # A group of its own, so that Ctrl-C reaches only us and we end it in order.
             self._running[worker.name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -194,6 +196,26 @@ class _Crew:
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let Ctrl-C and its kin wait: in the middle of starting a process they would leave one that nobody ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is interrupted
+        return
+    waiting: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: waiting.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if waiting:
+        signal.raise_signal(waiting[0])
 
 
 def _is_moment(progress: Progress) -> bool:
