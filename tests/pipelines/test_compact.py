@@ -1,5 +1,7 @@
 """`compact`: what landed becomes rows, once and only once, whatever is sent twice, late, or not to its end."""
 
+import math
+
 import polars as pl
 import pytest
 from tests.rollouts import assert_same_rows, assert_sound, record, record_episode, rows
@@ -254,6 +256,20 @@ def test_two_readers_without_this_library_see_the_same_tables(lake):
     frame = pl.scan_delta(lake.store.location("episodes"), storage_options=options).collect()
     assert len(frame) == 10
     assert pl.scan_delta(lake.store.location("steps"), storage_options=options).select(pl.len()).collect().item() == 30
+
+
+def test_rewards_that_json_does_not_know_do_no_harm_to_the_log(lake):
+    rewards = [math.nan, math.inf, -math.inf, 0.0, None]
+    with lake.writer(run="run") as writer:
+        for number, reward in enumerate(rewards):
+            with writer.episode(episode_id=f"e{number}") as episode:
+                episode.end(reward=reward)
+    compact(lake)
+    found = lake.snapshot().episodes.sort("episode_id").collect()["reward"].to_list()
+    assert [repr(reward) for reward in found] == [repr(reward) for reward in rewards]
+    assert (
+        lake.snapshot().query("SELECT count(*) AS n FROM episodes WHERE reward > 5")["n"].item() == 2
+    )  # NaN is greatest
 
 
 def test_an_empty_lake_compacts_to_nothing(lake):

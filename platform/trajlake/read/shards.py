@@ -80,13 +80,14 @@ def _portable(trajectories: list[Trajectory]) -> pa.Table:
 
 def _verify_parquet(path: Path, digests: list[dict[str, str]]) -> None:
     """Read the file with fastparquet, which shares no code with the writer, and compare every value."""
-    file = fastparquet.ParquetFile(str(path))
-    if len(file.row_groups) != len(digests):
-        raise ExportError(f"{path.name}: {len(file.row_groups)} row groups read back, {len(digests)} were written")
-    for number, (frame, expected) in enumerate(zip(file.iter_row_groups(), digests, strict=True)):
-        for name, digest in expected.items():
-            if _digest(frame[name].tolist()) != digest:
-                raise ExportError(f"{path.name}: column {name} of row group {number} does not read back as written")
+    with path.open("rb") as opened:  # fastparquet leaves files open that it opens itself
+        file = fastparquet.ParquetFile(opened)
+        if len(file.row_groups) != len(digests):
+            raise ExportError(f"{path.name}: {len(file.row_groups)} row groups read back, {len(digests)} were written")
+        for number, (frame, expected) in enumerate(zip(file.iter_row_groups(), digests, strict=True)):
+            for name, digest in expected.items():
+                if _digest(frame[name].tolist()) != digest:
+                    raise ExportError(f"{path.name}: column {name} of row group {number} does not read back as written")
 
 
 def _digest(values: Iterable[Any]) -> str:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
-from trajlake.errors import EpisodeMissing, QueryError, SnapshotExpired, StoreUnavailable, UsageError
+from trajlake.errors import (
+    EpisodeMissing,
+    ObjectMissing,
+    QueryError,
+    SnapshotExpired,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
 from trajlake.read.steps_reader import StepsReader
 from trajlake.read.trajectory import Trajectory, restored
 from trajlake.table.tables import open_table
@@ -61,7 +69,7 @@ class Snapshot:
         """
         if condition is None or not condition.strip():
             return self.episodes
-        with _query_errors(condition, self.episodes):
+        with _reading(self.token):
             frame = self.episodes.filter(pl.sql_expr(condition))
             frame.collect_schema()
         return frame
@@ -70,12 +78,12 @@ class Snapshot:
         """The result of a SELECT over `episodes` and `steps` (Polars SQL; only the columns and files that it needs
         are read). Raises QueryError with what is wrong in it."""
         context = pl.SQLContext({"episodes": self.episodes, "steps": self.steps})
-        with _query_errors(sql, self.episodes), self._expiry():
+        with _reading(self.token):
             return context.execute(sql).collect(engine="streaming")
 
     def collect(self, frame: pl.LazyFrame) -> pl.DataFrame:
         """Collect a frame of this snapshot, with the errors of reading made clear."""
-        with _query_errors("", self.episodes), self._expiry():
+        with _reading(self.token):
             return frame.collect(engine="streaming")
 
     def episode(self, episode_id: str) -> Trajectory:
@@ -110,7 +118,7 @@ class Snapshot:
 
     def steps_of(self, rows: pl.DataFrame) -> list[Any]:
         """For each episode row an Arrow table of its steps, by its place: one small read an episode."""
-        with self._expiry():
+        with _reading(self.token):
             return self._reader.read(rows.select(_PLACE))
 
     @cached_property
@@ -136,52 +144,33 @@ class Snapshot:
         """Write the episodes as training shards: see trajlake.read.export."""
         from trajlake.read.export import export
 
-        return export(
-            self, Path(destination), format=format, shards=shards, seed=seed, where=where, on_progress=on_progress
-        )
-
-    def _expiry(self) -> _Expiry:
-        return _Expiry(self.token)
+        return export(self, destination, format=format, shards=shards, seed=seed, where=where, on_progress=on_progress)
 
 
-class _Expiry:
-    """A file of the snapshot that is gone means that its time is over."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        from trajlake.errors import ObjectMissing
-
-        missing = isinstance(error, (FileNotFoundError, ObjectMissing))
-        if missing or (isinstance(error, (OSError, pl.exceptions.ComputeError)) and _says_missing(str(error))):
-            raise SnapshotExpired(
-                f"files of snapshot {self._token} were removed after the retention period: take a newer snapshot"
-            ) from error
+@contextmanager
+def _reading(token: str) -> Iterator[None]:
+    """The errors of a query and of its files, made clear. A file that is gone: the snapshot has expired."""
+    try:
+        yield
+    except (ObjectMissing, FileNotFoundError) as error:
+        raise _expired(token) from error
+    except (OSError, pl.exceptions.ComputeError) as error:
+        if any(words in str(error) for words in ("404", "NoSuchKey", "No such file")):
+            raise _expired(token) from error
+        if isinstance(error, OSError):
+            raise
+        raise QueryError(_one_line(error)) from error
+    except pl.exceptions.PolarsError as error:
+        raise QueryError(_one_line(error)) from error
 
 
-def _says_missing(text: str) -> bool:
-    return any(words in text for words in ("404", "NoSuchKey", "No such file", "not found"))
+def _expired(token: str) -> SnapshotExpired:
+    return SnapshotExpired(f"files of snapshot {token} were removed after the retention period: take a newer snapshot")
 
 
-class _query_errors:
-    def __init__(self, sql: str, episodes: pl.LazyFrame) -> None:
-        self._sql = sql
-        self._episodes = episodes
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, pl.exceptions.ColumnNotFoundError):
-            name = str(error).splitlines()[0]
-            known = ", ".join(self._episodes.collect_schema().names())
-            raise QueryError(f"unknown column {name}; episodes has: {known}") from error
-        if isinstance(error, pl.exceptions.PolarsError) and not _says_missing(str(error)):
-            raise QueryError(" ".join(str(error).split())) from error
+def _one_line(error: Exception) -> str:
+    """Polars' words without the plan that it prints below them."""
+    return " ".join(str(error).split("\n\n")[0].split())
 
 
 def open_snapshot(lake: Lake, token: str | None) -> Snapshot:
@@ -200,7 +189,7 @@ def open_snapshot(lake: Lake, token: str | None) -> Snapshot:
             open_table(lake.store, "episodes", int(match[1])),
             open_table(lake.store, "steps", int(match[2])),
         )
-    except (DeltaError, StoreUnavailable) as error:
+    except StoreError as error:
         if isinstance(error, StoreUnavailable) and "404" not in str(error) and "No such file" not in str(error):
             raise
         raise SnapshotExpired(f"the lake no longer has snapshot {token}: take a newer one") from error

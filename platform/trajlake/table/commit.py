@@ -104,7 +104,9 @@ def _write(table: DeltaTable, name: str, change: Change, application: str, versi
     now = int(time.time() * 1000)
     partitions = partitions_by_path(table) if change.remove else {}
     actions: list[AddAction | RemoveAction] = [
-        AddAction(file.path, file.size, dict(file.partition), now, True, json.dumps(dict(file.statistics)))
+        AddAction(
+            file.path, file.size, dict(file.partition), now, True, json.dumps(dict(file.statistics), allow_nan=False)
+        )
         for file in change.add
     ]
     actions += [RemoveAction(path, True, now, partition_values=partitions.get(path)) for path in change.remove]
@@ -145,9 +147,10 @@ def statistics(rows: pa.Table, columns: Iterable[str]) -> dict[str, Any]:
         nulls[name] = column.null_count
         if column.null_count == len(column):
             continue
-        bounds = pc.min_max(column).as_py()
-        if pa.types.is_floating(column.type) and any(bounds[end] != bounds[end] for end in bounds):
+        # JSON knows neither NaN nor infinities, and a bound that leaves them out would prune rows that have them.
+        if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column)).as_py():
             continue
+        bounds = pc.min_max(column).as_py()
         if isinstance(bounds["min"], str) and max(map(len, bounds.values())) > _LONGEST_STATISTIC:
             continue
         least[name], greatest[name] = bounds["min"], bounds["max"]

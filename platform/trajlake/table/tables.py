@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from trajlake.errors import LakeExists, LakeMissing, LakeTooNew, StoreUnavailable
+from trajlake.errors import LakeExists, LakeMissing, LakeTooNew, StoreError, StoreUnavailable
 from trajlake.storage import ObjectStore, Unknown
 from trajlake_schemas import TABLES
 
@@ -82,13 +82,15 @@ def open_table(store: ObjectStore, name: str, version: int | None = None) -> Del
 
 @contextmanager
 def delta_errors(store: ObjectStore, name: str) -> Iterator[None]:
-    """deltalake reports the store's errors as OSError in several lines; make them one line of ours."""
+    """deltalake reports the store's errors in several lines; make them one line of ours."""
     try:
         yield
     except TableNotFoundError as error:
         raise LakeMissing(f"{store.uri} has no table {name}: run `trajlake --lake {store.uri} init`") from error
     except OSError as error:
         raise StoreUnavailable(f"table {name} of {store.uri}: {_last_line(error)}") from error
+    except DeltaError as error:
+        raise StoreError(f"table {name} of {store.uri} cannot be read: {str(error).splitlines()[0]}") from error
 
 
 def _last_line(error: BaseException) -> str:

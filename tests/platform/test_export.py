@@ -1,0 +1,213 @@
+"""Export: shards that look finished only when they are, and that any reader opens."""
+
+import hashlib
+import io
+import json
+import math
+
+import fastparquet
+import pandas
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+from tests.rollouts import record
+
+import trajlake
+from trajlake.errors import ExportError, UsageError
+from trajlake.read import shards as shards_module
+from trajlake_pipelines.compact import compact
+
+pytestmark = pytest.mark.beam
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export")
+    lake = trajlake.create(folder / "lake")
+    with lake.writer(run="run", spool=folder / "spool") as writer:
+        for number in range(20):
+            with writer.episode(episode_id=f"e{number:02d}", task_id=number, tags={"k": "v"}, seed=number) as episode:
+                episode.step(source="user", message=f"hello \0 \x1b[31m 😀 {number}")
+                episode.step(message=None, tool_calls=[{"id": "c", "name": "f", "arguments": {"a": [1, None]}}])
+                episode.step(source="tool", tool_results=[{"call_id": "c", "content": "ok", "is_error": False}])
+                episode.step(message="\ud800 lone", token_ids=[1, 2], logprobs=[-0.5, math.nan], reward=math.nan)
+                episode.step(observation=[[1.0, 2.0]], action=3, terminated=True)
+                rewards = {0: None, 1: 0.0, 2: math.nan, 3: -0.0, 4: math.inf}
+                episode.end(reward=rewards.get(number, 1.5), success=number % 3 == 0 if number else None)
+    compact(lake)
+    return lake.snapshot()
+
+
+def files(folder):
+    return sorted(path for path in folder.iterdir() if path.name.startswith("shard"))
+
+
+def test_shards_hold_every_episode_once_and_open_in_four_readers(snapshot, tmp_path):
+    import duckdb
+
+    snapshot.export(tmp_path / "out", shards=4)
+    paths = files(tmp_path / "out")
+    assert [path.name for path in paths] == [f"shard-{number:05d}-of-00004.parquet" for number in range(4)]
+    expected = {f"e{number:02d}" for number in range(20)}
+    readers = {
+        "pandas": lambda path: pandas.read_parquet(path)["episode_id"].tolist(),
+        "fastparquet": lambda path: (
+            fastparquet.ParquetFile(io.BytesIO(path.read_bytes())).to_pandas()["episode_id"].tolist()
+        ),
+        "polars": lambda path: pl.read_parquet(path)["episode_id"].to_list(),
+        "pyarrow": lambda path: pq.read_table(path)["episode_id"].to_pylist(),
+        "duckdb": lambda path: [row[0] for row in duckdb.sql(f"SELECT episode_id FROM '{path}'").fetchall()],
+    }
+    for name, read in readers.items():
+        ids = [episode_id for path in paths for episode_id in read(path)]
+        assert len(ids) == 20, name
+        assert set(ids) == expected, name
+
+
+def test_the_manifest_says_what_was_exported_and_sums_up(snapshot, tmp_path):
+    report = snapshot.export(tmp_path / "out", shards=3, seed=5, where="success")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest == report.manifest
+    assert (manifest["snapshot"], manifest["seed"], manifest["where"]) == (snapshot.token, 5, "success")
+    assert manifest["episodes"] == sum(file["rows"] for file in manifest["files"]) == 6
+    assert manifest["steps"] == sum(file["steps"] for file in manifest["files"]) == 30
+    for file in manifest["files"]:
+        data = (tmp_path / "out" / file["name"]).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file["bytes"], file["sha256"])
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_the_same_export_gives_the_same_bytes_and_another_seed_another_order(snapshot, tmp_path, format):
+    for name, seed in [("a", 1), ("b", 1), ("c", 2)]:
+        snapshot.export(tmp_path / name, format=format, shards=2, seed=seed)
+    read = {name: [path.read_bytes() for path in files(tmp_path / name)] for name in "abc"}
+    assert read["a"] == read["b"] != read["c"]
+
+
+def test_null_nan_and_zero_rewards_stay_apart_in_parquet(snapshot, tmp_path):
+    snapshot.export(tmp_path / "out")
+    rows = {row["episode_id"]: row["reward"] for row in pq.read_table(files(tmp_path / "out")[0]).to_pylist()}
+    assert rows["e00"] is None
+    assert math.isnan(rows["e02"])
+    assert (rows["e01"], math.copysign(1, rows["e03"]), rows["e04"]) == (0.0, -1.0, math.inf)
+
+
+def test_messages_are_chat_messages_with_the_rest_beside(snapshot, tmp_path):
+    snapshot.export(tmp_path / "out", format="jsonl")
+    lines = files(tmp_path / "out")[0].read_text().splitlines()
+    record_of = {json.loads(line)["episode_id"]: json.loads(line) for line in lines}
+    row = record_of["e07"]
+    assert (row["task_id"], row["seed"], row["tags"], row["reward"]) == (7, 7, {"k": "v"}, 1.5)
+    user, call, result, lone, classic = row["messages"]
+    assert user == {"role": "user", "content": "hello \0 \x1b[31m 😀 7"}
+    assert call["tool_calls"] == [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": [1, None]}}}
+    ]
+    assert result == {"role": "tool", "tool_call_id": "c", "content": "ok", "is_error": False}
+    assert lone["content"] == "\ud800 lone"
+    assert (lone["token_ids"], lone["logprobs"], lone["reward"]) == ([1, 2], [-0.5, "NaN"], "NaN")
+    assert [tensor["name"] for tensor in classic["tensors"]] == ["observation", "action"]
+
+
+def test_an_interrupted_export_looks_unfinished_and_goes_on_where_it_was(snapshot, tmp_path, monkeypatch):
+    real = shards_module.SHARD_WRITERS["parquet"]
+    written = []
+
+    def write(snapshot, batches, path):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(path.name)
+        return real(snapshot, batches, path)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(shards_module.SHARD_WRITERS, "parquet", write)
+        with pytest.raises(KeyboardInterrupt):
+            snapshot.export(tmp_path / "out", shards=4)
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.rglob("manifest.json"))
+    report = snapshot.export(tmp_path / "out", shards=4)
+    assert report.resumed_shards == 2
+    snapshot.export(tmp_path / "undisturbed", shards=4)
+    assert [path.read_bytes() for path in files(tmp_path / "out")] == [
+        path.read_bytes() for path in files(tmp_path / "undisturbed")
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "undisturbed"]
+
+
+def test_an_unfinished_export_of_something_else_is_begun_anew(snapshot, tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setitem(shards_module.SHARD_WRITERS, "parquet", stop)
+        with pytest.raises(KeyboardInterrupt):
+            snapshot.export(tmp_path / "out", seed=1)
+    (tmp_path / "out.incomplete" / "shard-junk").write_text("x")
+    snapshot.export(tmp_path / "out", seed=2)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "manifest.json",
+        "shard-00000-of-00001.parquet",
+    ]
+
+
+def test_a_shard_that_reads_back_differently_is_an_error_that_names_the_column(snapshot, tmp_path, monkeypatch):
+    class Reader(fastparquet.ParquetFile):
+        def iter_row_groups(self, *args, **kwargs):
+            for frame in super().iter_row_groups(*args, **kwargs):
+                frame.loc[3, "messages"] = "not what was written"
+                yield frame
+
+    monkeypatch.setattr(fastparquet, "ParquetFile", Reader)
+    with pytest.raises(ExportError, match="column messages of row group 0 does not read back as written"):
+        snapshot.export(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_finished_export_is_recognised_and_a_changed_one_refused(snapshot, tmp_path):
+    snapshot.export(tmp_path / "out", shards=2)
+    assert snapshot.export(tmp_path / "out", shards=2).resumed_shards == 2
+    with pytest.raises(ExportError, match="holds another export"):
+        snapshot.export(tmp_path / "out", shards=3)
+    files(tmp_path / "out")[0].write_bytes(b"changed")
+    with pytest.raises(ExportError, match="missing or was changed"):
+        snapshot.export(tmp_path / "out", shards=2)
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(snapshot, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("precious")
+    with pytest.raises(ExportError, match="exists and is no export"):
+        snapshot.export(tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    snapshot.export(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"format": "csv"},
+        {"shards": 0},
+        {"seed": -1},
+        {"where": "seed > 99"},
+        {"destination": "s3://bucket/out"},
+    ],
+)
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(snapshot, tmp_path, wrong):
+    with pytest.raises(UsageError):
+        snapshot.export(**{"destination": tmp_path / "out", **wrong})
+    assert not list(tmp_path.iterdir()) or [path.name for path in tmp_path.iterdir()] == ["spool"]
+
+
+def test_more_shards_than_episodes_are_made_and_are_empty(snapshot, tmp_path):
+    report = snapshot.export(tmp_path / "out", shards=25)
+    assert sorted(file["rows"] for file in report.manifest["files"]) == [0] * 5 + [1] * 20
+
+
+def test_retracted_episodes_are_left_out_and_counted(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    record(lake, range(5))
+    with lake.writer(run="run", worker="x") as writer:
+        writer.retract("e0002", "contaminated")
+    compact(lake)
+    manifest = lake.snapshot().export(tmp_path / "out").manifest
+    assert (manifest["episodes"], manifest["left_out_retracted"]) == (4, 1)

@@ -1,0 +1,226 @@
+"""Reading: a snapshot shows one moment, whatever happens to the lake meanwhile."""
+
+import time
+from collections import Counter
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.rollouts import assert_same_rows, record, rows
+
+import trajlake
+from trajlake.errors import EpisodeMissing, LakeMissing, QueryError, SnapshotExpired, UsageError
+from trajlake.read.sampler import _uniform
+from trajlake.storage.wrappers import CountingStore
+from trajlake.table.retention import vacuum
+from trajlake_pipelines.compact import compact
+
+pytestmark = pytest.mark.beam
+
+
+@pytest.fixture
+def lake(lake_uri):
+    lake = trajlake.create(lake_uri)
+    record(lake, [*range(12), 777])
+    compact(lake)
+    return lake
+
+
+def test_sql_over_episodes_and_steps(lake):
+    snapshot = lake.snapshot()
+    assert snapshot.query("SELECT count(*) AS n, avg(reward) AS r FROM episodes").to_dicts() == [{"n": 13, "r": 7 / 13}]
+    joined = snapshot.query(
+        "SELECT e.task_id, count(*) AS n FROM episodes e JOIN steps s ON e.episode_id = s.episode_id GROUP BY 1"
+    )
+    assert joined["n"].sum() == 39
+
+
+@pytest.mark.parametrize(
+    ("sql", "reason"),
+    [
+        ("SELECT rewrd FROM episodes", 'unable to find column "rewrd"; valid columns: .*"episode_id"'),
+        ("SELEC 1", "found: SELEC"),
+        ("SELECT * FROM nowhere", "relation 'nowhere' was not found"),
+        ("SELECT foo(1)", "unsupported function 'foo'"),
+        ("SELECT reward + status FROM episodes", "arithmetic"),
+    ],
+)
+def test_wrong_sql_is_one_clear_line(lake, sql, reason):
+    with pytest.raises(QueryError, match=reason) as error:
+        lake.snapshot().query(sql)
+    assert "\n" not in str(error.value)
+    assert "plan" not in str(error.value)
+
+
+def test_sql_cannot_change_the_lake(lake):
+    snapshot = lake.snapshot()
+    snapshot.query("DROP TABLE episodes")  # Polars forgets the name, in this query's context
+    assert snapshot.query("SELECT count(*) AS n FROM episodes")["n"].item() == 13
+
+
+def test_a_filter_is_an_expression_and_nothing_else(lake):
+    snapshot = lake.snapshot()
+    assert len(snapshot.where("reward > 0.5 AND task_id = '1'").collect()) == 2
+    for condition in ["reward >", "nope = 1", "1=1; DROP TABLE episodes"]:
+        with pytest.raises(QueryError):
+            snapshot.where(condition)
+
+
+def test_an_episode_is_found_by_its_id_and_by_the_beginning_of_it(lake):
+    snapshot = lake.snapshot()
+    assert len(snapshot.episode("e0003").steps) == 3
+    assert snapshot.episode("e07").episode_id == "e0777"
+    with pytest.raises(EpisodeMissing, match="more than one episode begins with e00"):
+        snapshot.episode("e00")
+    with pytest.raises(EpisodeMissing, match="no episode x"):
+        snapshot.episode("x")
+
+
+def test_trajectories_come_in_the_order_asked_for_and_repeatedly(lake):
+    wanted = ["e0005", "e0001", "e0005"]
+    assert [found.episode_id for found in lake.snapshot().trajectories(wanted)] == wanted
+    with pytest.raises(EpisodeMissing, match="no episode nope"):
+        lake.snapshot().trajectories(["e0001", "nope"])
+
+
+def test_an_episode_costs_one_read_of_the_store_once_its_file_is_known(lake):
+    counting = CountingStore(lake.store)
+    snapshot = trajlake.Lake(counting).snapshot()
+    snapshot.episode("e0003")
+    counting.reset()
+    snapshot.episode("e0004")
+    assert counting.calls["get_ranges"] == 1
+    assert counting.calls["get"] == counting.calls["stat"] == counting.calls["list"] == 0
+
+
+def test_a_snapshot_is_opened_again_by_its_token_and_does_not_see_later_episodes(lake):
+    before = lake.snapshot()
+    record(lake, range(20, 23))
+    compact(lake)
+    assert len(lake.snapshot().episodes.collect()) == 16
+    again = lake.snapshot(before.token)
+    assert len(again.episodes.collect()) == 13
+    assert_same_rows(before, again)
+
+
+def test_a_lake_without_a_compaction_has_an_empty_snapshot(tmp_path):
+    lake = trajlake.create(tmp_path / "empty")
+    assert rows(lake)[0].is_empty()
+    assert lake.snapshot(lake.snapshot().token).steps.collect().is_empty()
+
+
+@pytest.mark.parametrize("token", ["", "x", "e1", "e1.s1.x", "../e1.s1"])
+def test_what_is_no_token_is_refused(lake, token):
+    with pytest.raises(UsageError, match="not a snapshot's token"):
+        lake.snapshot(token)
+
+
+def test_a_snapshot_whose_files_were_removed_is_expired_and_never_part_of_the_rows(lake):
+    old = lake.snapshot()
+    record(lake, [3], worker="b", attempt=1, steps=5)
+    compact(lake)
+    time.sleep(1.1)
+    report = vacuum(lake, older_than_hours=0, force=True)
+    assert {file.key.split("/")[0] for file in report.files} >= {"steps", "episodes", "landing", "jobs"}
+    with pytest.raises(SnapshotExpired, match="take a newer snapshot"):
+        old.query("SELECT count(message) AS n FROM steps")
+    with pytest.raises(SnapshotExpired):
+        list(lake.snapshot(old.token).trajectories(["e0001"]))
+    with pytest.raises(SnapshotExpired):
+        lake.snapshot("e9999.s9999")
+    current = lake.snapshot()
+    assert [len(found.steps) for found in current.trajectories(["e0003", "e0001"])] == [5, 3]
+
+
+def test_vacuum_spares_what_is_young_and_a_dry_run_removes_nothing(lake):
+    record(lake, [3], worker="b", attempt=1)
+    compact(lake)
+    assert vacuum(lake).files == []
+    with pytest.raises(UsageError, match="at least 1, or force it"):
+        vacuum(lake, older_than_hours=0.5)
+    time.sleep(1.1)
+    before = sorted(info.key for info in lake.store.list())
+    planned = vacuum(lake, older_than_hours=0, force=True, dry_run=True)
+    assert planned.files
+    assert planned.bytes > 0
+    assert [key for key in before if "_delta_log" not in key] == [
+        info.key for info in lake.store.list() if "_delta_log" not in info.key
+    ]
+    done = vacuum(lake, older_than_hours=0, force=True)
+    assert sorted(file.key for file in done.files) == sorted(file.key for file in planned.files)
+    assert compact(lake).compactions == 0  # consumed segments that are gone are not missed
+
+
+def test_vacuum_spares_segments_that_wait_and_those_that_are_quarantined(tmp_path):
+    from tests.rollouts import record_episode
+
+    lake = trajlake.create(tmp_path / "lake")
+    with lake.writer(run="run", worker="w") as writer:
+        record_episode(writer, 1, end=False)
+    lake.store.put_if_absent("landing/run/w/000007/00000000.arrow", b"broken")
+    compact(lake)
+    time.sleep(1.1)
+    vacuum(lake, older_than_hours=0, force=True)
+    assert len(list(lake.store.list("landing/"))) == 2
+
+
+def test_a_sample_is_a_function_of_snapshot_filter_seed_and_position(lake):
+    snapshot = lake.snapshot()
+    drawn = snapshot.sampler(seed=7).take(50)
+    assert drawn == snapshot.sampler(seed=7).take(50)
+    assert drawn != snapshot.sampler(seed=8).take(50)
+    piecewise = snapshot.sampler(seed=7)
+    assert [sample for size in (1, 3, 7, 39) for sample in piecewise.take(size)] == drawn
+    resumed = snapshot.sampler(seed=7)
+    resumed.load_state_dict({**resumed.state_dict(), "position": 20})
+    assert resumed.take(30) == drawn[20:]
+    with pytest.raises(UsageError, match="its seed is 8"):
+        resumed.load_state_dict(snapshot.sampler(seed=8).state_dict())
+
+
+def test_a_sample_does_not_change_with_a_second_compaction(lake):
+    before = [sample.episode_id for sample in lake.snapshot().sampler(seed=7).take(32)]
+    compact(lake)
+    assert [sample.episode_id for sample in lake.snapshot().sampler(seed=7).take(32)] == before
+
+
+def test_a_sampler_obeys_its_filter_and_says_when_nothing_fits(lake):
+    sampler = lake.snapshot().sampler(where="success", seed=1)
+    assert {sample.episode_id for sample in sampler.take(200)} == {
+        f"e{number:04d}" for number in [1, 3, 5, 7, 9, 11, 777]
+    }
+    assert all(found.episode["success"] for found in sampler.batch(4))
+    for wrong in ({"where": "reward > 5"}, {"strategy": "psychic"}, {"seed": -1}):
+        with pytest.raises(UsageError):
+            lake.snapshot().sampler(**wrong)
+
+
+def test_uniform_draws_are_uniform():
+    draws = _uniform(seed=11, first=0, count=120_000, size=12)
+    counts = Counter(draws.tolist())
+    chi_square = sum((counts[index] - 10_000) ** 2 / 10_000 for index in range(12))
+    assert chi_square < 31.26  # the 0.999 quantile with 11 degrees of freedom
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 10_000), st.integers(1, 50), st.integers(1, 2**31))
+def test_a_draw_depends_on_its_position_alone(seed, first, count, size):
+    together = _uniform(seed, first, count, size)
+    apart = np.concatenate([_uniform(seed, first + step, 1, size) for step in range(count)])
+    assert np.array_equal(together, apart)
+    assert ((together >= 0) & (together < size)).all()
+
+
+def test_a_lake_that_is_not_there_is_told_with_the_command_that_makes_it(tmp_path):
+    with pytest.raises(LakeMissing, match="init"):
+        trajlake.connect(tmp_path).snapshot()
+
+
+def test_the_public_face_is_what_it_says():
+    assert set(trajlake.__all__) == set(dir(trajlake))
+    for name in trajlake.__all__:
+        assert getattr(trajlake, name) is not None
+    with pytest.raises(AttributeError):
+        _ = trajlake.nothing
+    assert isinstance(pl.LazyFrame(), pl.LazyFrame)
