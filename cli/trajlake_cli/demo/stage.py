@@ -48,19 +48,20 @@ class Stage:
 
     def note(self, text: str, style: str = "") -> None:
         """A line below a heading."""
-        self._console.print(Text("   " + one_line(text), style=style))
+        self._print_wrapped("   ", Text(one_line(text), style=style))
         self._flush()
 
     def command(self, text: str) -> None:
         """A command, as it could be typed."""
-        self._console.print(Text(f"\n   $ {text}", style="bold green"))
+        self._console.print()
+        self._print_wrapped("   $ ", Text(text, style="bold green"))
         self._flush()
 
     def check(self, check: Check) -> None:
         """A claim with a mark that says whether it holds."""
-        mark = Text("   ✓ ", style="bold green") if check.holds else Text("   ✗ ", style="bold red")
-        self._console.print(mark.append(check.claim, style="" if check.holds else "bold red"))
-        self._console.print(Text(f"     {one_line(check.detail)}", style="bright_black"))
+        mark, style = ("✓", "bold green") if check.holds else ("✗", "bold red")
+        self._print_wrapped(Text(f"   {mark} ", style=style), Text(check.claim, style="" if check.holds else style))
+        self._print_wrapped("     ", Text(one_line(check.detail), style="bright_black"))
 
     def summary(self, title: str, good: bool, facts: Sequence[tuple[str, Sequence[str]]]) -> None:
         """The last screen: named facts, each of one or more lines."""
@@ -75,11 +76,14 @@ class Stage:
         self._console.print(rule)
         self._flush()
 
-    def _print_wrapped(self, front: Text, line: Text) -> None:
-        width = min(self._console.width, 10 * _WIDEST) - _MARGIN
-        for at, piece in enumerate(line.wrap(self._console, width)):
+    def _print_wrapped(self, front: str | Text, line: Text) -> None:
+        """`line` behind `front`, and below itself where it is longer than the terminal is wide."""
+        front = Text(front, style=line.style) if isinstance(front, str) else front
+        room = max(self._console.width - front.cell_len, 20)
+        for at, piece in enumerate(line.wrap(self._console, room)):
             piece.rstrip()
-            self._console.print((front if at == 0 else Text(" " * _MARGIN)) + piece, no_wrap=True, crop=False)
+            before = front if at == 0 else Text(" " * front.cell_len)
+            self._console.print(before + piece, no_wrap=True, crop=False, overflow="ignore")
 
     @staticmethod
     def _flush() -> None:

@@ -98,7 +98,7 @@ class Tour:
         stage.heading("Beam puts what has landed into Delta tables")
         self._run("compact", "--stale-after", "0s")
 
-        stage.heading("is anything missing? the workers' notes of what was acknowledged, against the tables")
+        stage.heading("is anything missing? the workers' notes against the tables")
         snapshot = lake.snapshot()
         findings = check(lake, snapshot, ingest)
         for one in findings.checks:
@@ -163,16 +163,14 @@ class Tour:
         elif self._keep_server:
             lines += server.export_lines()
         else:
-            lines.append(
-                f'eval "$(trajlake dev up --folder {place})"     # starts the server again, sets the variables'
-            )
+            lines.append(f'eval "$(trajlake dev up --folder {place})"  # starts the server again')
         lines += [
             "trajlake episodes --failed --limit 20",
             "trajlake replay --failed --interactive",
             "trajlake stats --by domain,policy_version",
         ]
         if server is not None:
-            lines.append(f"trajlake dev down --folder {place}     # stops the server; the data stays")
+            lines.append(f"trajlake dev down --folder {place}  # stops it; the data stays")
         return lines
 
 
