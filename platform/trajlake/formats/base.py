@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Any
 
 from trajlake.errors import FormatError, UsageError
-from trajlake.formats.json_rows import Refused, Row
+from trajlake.formats.json_rows import Layout, Refused, Row
+from trajlake.formats.rebuild import laid_out, missing, rebuilt, source_row
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.ingest.values import begin_row, end_row, microseconds, step_row
+from trajlake.read.trajectory import Trajectory
 
 __all__ = [
     "Format",
     "Record",
     "Refused",
     "Row",
+    "Write",
     "any_row",
     "fits_begin",
     "fits_end",
@@ -24,13 +28,23 @@ __all__ = [
     "fits_time",
     "from_row",
     "per_row",
+    "traced",
+    "write_rows",
 ]
+
+Rebuild = Callable[[Trajectory], Any]
+"""One row of a file, made again of the episode that was imported from it."""
+
+_NOTHING: Mapping[str, Any] = {}
+
+Write = Callable[[Iterable[Trajectory]], Iterator[bytes]]
+"""A file's bytes, of episodes in the order of its rows."""
 
 
 @dataclass(frozen=True)
 class Record:
     """One episode as a file holds it. `key` names its row in the file (`row 12`, `line 3`), once and for ever:
-    the episode's id is made from it."""
+    the episode's id is made from it. `source` is kept for the way back (see trajlake.formats.rebuild)."""
 
     key: str
     begin: EpisodeFields
@@ -38,6 +52,7 @@ class Record:
     end: EndFields = field(default_factory=EndFields)
     started_at: Any = None
     ended_at: Any = None
+    source: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,12 +61,15 @@ class Format:
 
     `detect` looks at a file's content, never at its name, and says whether it is of this format. `read` gives one
     Record or Refused a row, in the order of the file; it raises FormatError only where no row can be told apart.
+    `write` is the way back, where there is one: of episodes that were imported from one file it makes JSON that is
+    equal to the file's. It raises FormatError for episodes that cannot stand in one file.
     """
 
     name: str
     description: str
     detect: Callable[[Source], bool]
     read: Callable[[Source], Iterator[Record | Refused]]
+    write: Write | None = None
 
 
 def any_row(is_row: Callable[[Any], bool]) -> Callable[[Source], bool]:
@@ -59,22 +77,58 @@ def any_row(is_row: Callable[[Any], bool]) -> Callable[[Source], bool]:
     return lambda source: any(is_row(value) for value in source.first_values)
 
 
-def per_row(record: Callable[[Any, str], Record]) -> Callable[[Source], Iterator[Record | Refused]]:
-    """A `read` for files of JSON rows, one episode a row. `record(value, key)` raises FormatError to refuse."""
+def per_row(
+    record: Callable[[Any, str], Record], rebuild: Rebuild | None = None
+) -> Callable[[Source], Iterator[Record | Refused]]:
+    """A `read` for files of JSON rows, one episode a row. `record(value, key)` raises FormatError to refuse.
+
+    With `rebuild`, what it does not make again of a row is kept, so that `write_rows(rebuild)` gives the file again.
+    """
 
     def read(source: Source) -> Iterator[Record | Refused]:
+        file = {"layout": source.layout}
         for row in source.rows():
-            yield row if isinstance(row, Refused) else from_row(record, row)
+            item = row if isinstance(row, Refused) else from_row(record, row, rebuild, file)
+            if isinstance(item, Record):
+                file = {}  # it is said once
+            yield item
 
     return read
 
 
-def from_row(record: Callable[[Any, str], Record], row: Row) -> Record | Refused:
-    """The record, or why the row is refused."""
+def write_rows(rebuild: Rebuild, layout: Layout = "array") -> Write:
+    """A `write` for files of JSON rows; `layout` is for episodes of which none says how its file was laid out."""
+
+    def write(episodes: Iterable[Trajectory]) -> Iterator[bytes]:
+        episodes = iter(episodes)
+        first = list(islice(episodes, 1))
+        file = source_row(first[0].episode).get("file") if first else None
+        found = file.get("layout") if isinstance(file, dict) else None
+        yield from laid_out((rebuilt(one, rebuild) for one in chain(first, episodes)), found or layout)
+
+    return write
+
+
+def from_row(
+    record: Callable[[Any, str], Record], row: Row, rebuild: Rebuild | None = None, file: Mapping[str, Any] = _NOTHING
+) -> Record | Refused:
+    """The record, or why the row is refused. `rebuild` and `file` as in `traced`."""
     try:
-        return record(row.value, row.key)
-    except FormatError as error:
+        found = record(row.value, row.key)
+        return found if rebuild is None else traced(found, row.value, rebuild, file)
+    except (FormatError, UsageError) as error:
         return Refused(row.key, str(error))
+
+
+def traced(record: Record, value: Any, rebuild: Rebuild, file: Mapping[str, Any] = _NOTHING) -> Record:
+    """The record with what `rebuild` does not make again of `value`, the source's row. `file` is what is said once of
+    all rows: give it with the first record. Raises UsageError where a column does not take its value."""
+    source = dict(record.source)
+    if patch := missing(value, record, rebuild):
+        source["patch"] = patch
+    if file:
+        source["file"] = dict(file)
+    return replace(record, source=source)
 
 
 def fits_begin(name: str, value: Any) -> bool:

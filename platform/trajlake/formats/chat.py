@@ -31,7 +31,7 @@ ROLES = {
 }
 """Role to `source`. Any other role is refused: a guess would put words into the wrong mouth."""
 
-_ROLE_OF_SOURCE = {
+ROLE_OF_SOURCE = {
     "system": "system",
     "user": "user",
     "agent": "assistant",
@@ -100,7 +100,7 @@ def _step(message: Any, is_error: Callable[[str], bool] | None, columns: Set[str
         elif fits_step(name, value):
             step[name] = value
             del rest[name]
-    if role != _ROLE_OF_SOURCE[step["source"]]:
+    if role != ROLE_OF_SOURCE[step["source"]]:
         extra["role"] = role
     _put_reasoning(rest, step)
     _put_tool_calls(rest, step, extra)

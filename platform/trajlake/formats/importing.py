@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from trajlake.errors import FormatError, UsageError
 from trajlake.formats import Format, Record, Refused, Source, detect_source, format_named, open_source
+from trajlake.formats.rebuild import SOURCE_ROW
 from trajlake.ingest.episode import Episode, EpisodeFields
 from trajlake.ingest.writer import Writer
 
@@ -120,7 +121,11 @@ def _import(
     position = -1
     for item in chosen.read(source):
         file.rows_in += 1
-        refusal = _record(writer, source, _completed(item, begin, provenance)) if isinstance(item, Record) else item
+        refusal: Refused | None
+        if isinstance(item, Record):
+            refusal = _record(writer, source, _completed(item, begin, provenance, file.rows_in))
+        else:
+            refusal = item
         if refusal is not None:
             file.refused += 1
             if len(file.refusals) < KEPT_REFUSALS:
@@ -135,10 +140,14 @@ def _import(
         on_progress(source.path, source.size, source.size)
 
 
-def _completed(record: Record, begin: EpisodeFields, provenance: EpisodeFields) -> Record:
-    """The record with what the caller says of every episode, and where it is from."""
+def _completed(record: Record, begin: EpisodeFields, provenance: EpisodeFields, row: int) -> Record:
+    """The record with what the caller says of every episode, where it is from, and what the way back needs."""
     said = {name: value for name, value in record.begin.items() if value is not None}
-    return replace(record, begin=cast(EpisodeFields, {**begin, **said, **provenance}))
+    kept = {"row": row, **record.source}
+    if added := sorted(name for name in begin.keys() - said.keys() if name != "extra"):
+        kept["added"] = added
+    extra = {**(begin.get("extra") or {}), **(record.begin.get("extra") or {}), SOURCE_ROW: kept}
+    return replace(record, begin=cast(EpisodeFields, {**begin, **said, **provenance, "extra": extra}))
 
 
 def _record(writer: Writer, source: Source, record: Record) -> Refused | None:

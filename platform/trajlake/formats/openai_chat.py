@@ -7,14 +7,28 @@ there, so that our own JSON Lines export comes in again; every other key stays i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, cast
 
 from trajlake.errors import FormatError
-from trajlake.formats.base import Format, Record, Refused, fits_begin, fits_end, fits_time, from_row
+from trajlake.formats.base import (
+    Format,
+    Record,
+    Refused,
+    fits_begin,
+    fits_end,
+    fits_time,
+    from_row,
+    per_row,
+    write_rows,
+)
 from trajlake.formats.chat import COLUMNS, are_messages, chat_steps, finite_or_not, is_message, merge_extra
 from trajlake.formats.json_rows import Row
+from trajlake.formats.messages import chat_messages
+from trajlake.formats.rebuild import episode_extra, source_row
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields
+from trajlake.read.trajectory import Trajectory
 from trajlake_schemas import EPISODES
 
 # What is imported is from this file, not from where the file's rows once came from; that is kept in `extra`.
@@ -39,9 +53,8 @@ def _is_one_conversation(source: Source) -> bool:
 def _read(source: Source) -> Iterator[Record | Refused]:
     if _is_one_conversation(source):
         yield _conversation(source)
-        return
-    for row in source.rows():
-        yield row if isinstance(row, Refused) else from_row(_record, row)
+    else:
+        yield from _rows(source)
 
 
 def _conversation(source: Source) -> Record | Refused:
@@ -53,12 +66,12 @@ def _conversation(source: Source) -> Record | Refused:
                 "row 1", f"the file is one conversation, and its message {row.row[4:]} is broken: {row.reason}"
             )
         messages.append(row.value)
-    return from_row(_record, Row("row 1", messages))
+    return from_row(_record, Row("row 1", messages), _rebuild, {"layout": "values"})
 
 
 def _record(value: Any, key: str) -> Record:
     if isinstance(value, list):
-        return Record(key, {}, chat_steps(value, columns=COLUMNS))
+        return Record(key, {}, chat_steps(value, columns=COLUMNS), source={"bare": True})
     if not isinstance(value, dict):
         raise FormatError("neither an object with `messages` nor a list of messages")
     rest = dict(value)
@@ -100,9 +113,27 @@ def _numbers(value: Any) -> Any:
     ]
 
 
+def _rebuild(trajectory: Trajectory) -> Any:
+    episode = trajectory.episode
+    messages = chat_messages(trajectory.steps, columns=COLUMNS, tells_errors=True)
+    if source_row(episode).get("bare"):
+        return messages
+    row = {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in episode.items()
+        if name in _BEGIN | _END | {"started_at", "ended_at"} and value is not None
+    }
+    if row.get("status") == "completed":
+        del row["status"]  # it is what an episode is that nothing else is said of
+    return row | {"messages": messages} | episode_extra(trajectory)
+
+
+_rows = per_row(_record, _rebuild)
+
 FORMAT = Format(
     name="openai-chat",
     description='OpenAI-style chat: JSON Lines or a JSON array of {"messages": […], …}, or one list of messages',
     detect=_detect,
     read=_read,
+    write=write_rows(_rebuild, "lines"),
 )

@@ -9,9 +9,12 @@ import re
 from typing import Any, cast
 
 from trajlake.errors import FormatError
-from trajlake.formats.base import Format, Record, any_row, per_row
+from trajlake.formats.base import Format, Record, any_row, per_row, write_rows
 from trajlake.formats.chat import are_messages, chat_steps
+from trajlake.formats.messages import chat_messages
+from trajlake.formats.rebuild import episode_extra
 from trajlake.ingest.episode import EndFields, EpisodeFields
+from trajlake.read.trajectory import Trajectory
 
 _POLICY = re.compile(r"\s*#\s*(airline|retail) agent policy", re.IGNORECASE)
 _TOLERANCE = 1e-6
@@ -70,9 +73,21 @@ def _is_error(content: str) -> bool:
     return content.startswith(("Error", "Unknown action "))
 
 
+def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
+    episode = trajectory.episode
+    return {
+        "task_id": episode["task_id"],
+        "reward": episode["reward"],
+        "traj": chat_messages(trajectory.steps),
+        "trial": episode["trial"],
+        **episode_extra(trajectory),
+    }
+
+
 FORMAT = Format(
     name="tau-bench",
     description="tau-bench results: a JSON array of {task_id, reward, info, traj, trial}",
     detect=any_row(_is_row),
-    read=per_row(_record),
+    read=per_row(_record, _rebuild),
+    write=write_rows(_rebuild),
 )

@@ -93,7 +93,10 @@ def test_every_episode_says_where_it_is_from(put: Any, run_import: Any) -> None:
     [begin] = run_import(put([CHAT | {"source_format": "elsewhere"}])).begins
     assert begin["source_format"] == "openai-chat"
     assert len(begin["source_hash"]) == 64
-    assert json.loads(begin["extra"]) == {"source_format": "elsewhere"}
+    assert json.loads(begin["extra"]) == {
+        "source_format": "elsewhere",
+        "source_row": {"row": 1, "file": {"layout": "array"}},
+    }
 
 
 @pytest.mark.unit

@@ -159,10 +159,14 @@ def test_the_published_airline_results_come_in_whole(realdata: Path, run_import:
     messages = [message for row in source for message in row["traj"]]
     for step, message in zip(imported.steps, messages, strict=True):
         assert as_message(step) == message
-    for begin, row_ in zip(imported.begins, source, strict=True):
+    for number, (begin, row_) in enumerate(zip(imported.begins, source, strict=True), 1):
         assert json.loads(begin["restore"])["task_id"] == row_["task_id"]
         assert begin["trial"] == row_["trial"]
-        assert json.loads(begin["extra"]) == {"info": row_["info"]}
+        file = {"file": {"layout": "array"}} if number == 1 else {}
+        assert json.loads(begin["extra"]) == {
+            "info": row_["info"],
+            "source_row": {"row": number, "added": ["policy_name"], **file},
+        }
 
 
 def as_message(step: dict[str, Any]) -> dict[str, Any]:
