@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from trajlake.errors import (
 from trajlake.read.steps_reader import StepsReader
 from trajlake.read.trajectory import Trajectory, restored
 from trajlake.table.tables import open_table
+from trajlake_schemas import EPISODES, STEPS
 
 if TYPE_CHECKING:
     from trajlake.lake import Lake
@@ -160,12 +162,24 @@ def _reading(token: str) -> Iterator[None]:
         if isinstance(error, OSError):
             raise
         raise QueryError(_one_line(error)) from error
+    except pl.exceptions.ColumnNotFoundError as error:
+        raise QueryError(_unknown_column(str(error))) from error
     except pl.exceptions.PolarsError as error:
         raise QueryError(_one_line(error)) from error
 
 
 def _expired(token: str) -> SnapshotExpired:
     return SnapshotExpired(f"files of snapshot {token} were removed after the retention period: take a newer snapshot")
+
+
+def _unknown_column(text: str) -> str:
+    """Polars lists every column there is; the nearest few say more."""
+    match = re.search(r'unable to find column "(.*?)"', text)
+    if match is None:
+        return text.splitlines()[0]
+    near = get_close_matches(match[1], [*EPISODES.names(), *STEPS.names()], n=3)
+    hint = f"did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
+    return f"unknown column {match[1]!r}: {hint}`trajlake schema show` lists them all"
 
 
 def _one_line(error: Exception) -> str:
