@@ -24,8 +24,10 @@ TRAJLAKE = str(Path(sys.executable).with_name("trajlake"))
 
 
 def environment():
-    """Without variables that lead to a lake; the demo is not to look at them anyway."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "TRAJLAKE_", "MINIO_"))}
+    """Without variables that lead to a lake, which the demo is not to look at anyway, or that say how wide a line is
+    (pytest-xdist sets COLUMNS)."""
+    foreign = ("AWS_", "TRAJLAKE_", "MINIO_", "COLUMNS")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
 
 def demo(folder, *arguments, **variables):
