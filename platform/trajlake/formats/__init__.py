@@ -13,6 +13,14 @@ __all__ = ["FORMATS", "Format", "Record", "Refused", "Source", "detect", "detect
 
 FORMATS: dict[str, str] = {
     "tau-bench": "trajlake.formats.tau_bench",
+    "tau2-bench": "trajlake.formats.tau2_bench",
+    "inspect": "trajlake.formats.inspect_log",
+    "atif": "trajlake.formats.atif",
+    "nemo-gym": "trajlake.formats.nemo_gym",
+    "verl": "trajlake.formats.verl",
+    "kaggle": "trajlake.formats.kaggle",
+    "monitor-csv": "trajlake.formats.monitor_csv",
+    "minari": "trajlake.formats.minari",
     # Last, because many other formats hold chat messages too.
     "openai-chat": "trajlake.formats.openai_chat",
 }

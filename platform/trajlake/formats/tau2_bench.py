@@ -1,0 +1,274 @@
+"""tau2-bench results: one JSON object {timestamp, info, tasks, simulations}; an episode a simulation, a step a message.
+
+https://github.com/sierra-research/tau2-bench, `src/tau2/data_model/simulation.py` and `message.py`. What is said once
+of all simulations (`info`, `tasks`, …) is kept with the first episode of the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from trajlake.errors import FormatError, UsageError
+from trajlake.formats.base import Format, Record, Refused, any_row, fits_begin, fits_end, fits_step, traced
+from trajlake.formats.messages import arguments
+from trajlake.formats.moving import inside, move, move_time, text_or_none, time_text, with_repeats, without_repeats
+from trajlake.formats.rebuild import episode_extra, extra_of, json_bytes, rebuilt, source_row
+from trajlake.formats.source import Source
+from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
+from trajlake.read.trajectory import Trajectory
+
+_SOURCES = {"system": "system", "user": "user", "assistant": "agent", "tool": "tool"}
+_ROLES = {source: role for role, source in _SOURCES.items()}
+_TOLERANCE = 1e-6
+_JUDGED = {"NL_ASSERTION"}
+
+
+def _is_results(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("simulations"), list):
+        return False
+    return isinstance(value.get("info"), dict) or isinstance(value.get("tasks"), list)
+
+
+def _read(source: Source) -> Iterator[Record | Refused]:
+    for row in source.rows():
+        if isinstance(row, Refused):
+            yield row
+        elif not _is_results(row.value):
+            yield Refused(row.key, "not tau2-bench results: an object with `simulations` and `info` or `tasks`")
+        else:
+            yield from _simulations(row.value, row.key, source.layout)
+
+
+def _simulations(results: dict[str, Any], place: str, layout: str) -> Iterator[Record | Refused]:
+    file: dict[str, Any] = {
+        "layout": layout,
+        "results": {name: value for name, value in results.items() if name != "simulations"},
+    }
+    begin = _begin(results.get("info"))
+    for number, simulation in enumerate(results["simulations"], 1):
+        key = f"{place}, simulation {number}"
+        try:
+            yield traced(_record(simulation, key, begin), simulation, _rebuild, file)
+            file = {}  # it is said once
+        except (FormatError, UsageError) as error:
+            yield Refused(key, str(error))
+
+
+def _begin(info: Any) -> dict[str, Any]:
+    """What `info` says of every simulation, as far as columns take it."""
+    begin: dict[str, Any] = {"task_family": "tau2-bench"}
+    for column, path in {
+        "domain": ("environment_info", "domain_name"),
+        "policy_name": ("agent_info", "llm"),
+        "agent_name": ("agent_info", "implementation"),
+        "env_version": ("git_commit",),
+    }.items():
+        if (value := text_or_none(inside(info, *path))) is not None:
+            begin[column] = value
+    return begin
+
+
+def _record(simulation: Any, key: str, said: Mapping[str, Any]) -> Record:
+    if not isinstance(simulation, dict):
+        raise FormatError("not an object: a simulation has id, task_id, messages, reward_info, …")
+    rest = dict(simulation)
+    messages = rest.pop("messages", None)
+    if not isinstance(messages, list):
+        raise FormatError("has no `messages`, the list of what was said")
+    steps = []
+    for index, message in enumerate(messages):
+        try:
+            steps.append(_step(message, index))
+        except FormatError as error:
+            raise FormatError(f"message {index + 1}: {error}") from error
+    begin: dict[str, Any] = dict(said)
+    end: dict[str, Any] = {}
+    times: dict[str, Any] = {}
+    for name in ("task_id", "trial", "seed"):
+        move(rest, name, begin, name, fits_begin)
+    if "task_id" in begin:
+        begin["group_id"] = "/".join(str(begin[name]) for name in ("task_family", "domain", "task_id") if name in begin)
+    move_time(rest, "start_time", times, "started_at")
+    move_time(rest, "end_time", times, "ended_at")
+    move(rest, "termination_reason", end, "stop_reason", fits_end)
+    end.update(_ending(end.get("stop_reason")))
+    _put_rewards(rest, end)
+    if rest:
+        begin["extra"] = rest
+    return Record(key, cast(EpisodeFields, begin), steps, cast(EndFields, end), **times)
+
+
+def _ending(reason: str | None) -> Mapping[str, Any]:
+    if reason is None:
+        return {}
+    if reason == "max_steps":
+        return {"status": "truncated", "truncated": True, "failure_stage": "budget", "failure_detail": reason}
+    if reason in {"user_stop", "agent_stop"}:
+        return {"status": "completed"}
+    stage = "tool_call" if reason == "too_many_errors" else "other"
+    return {"status": "failed", "failure_stage": stage, "failure_detail": reason}
+
+
+def _put_rewards(rest: dict[str, Any], end: dict[str, Any]) -> None:
+    given = rest.get("reward_info")
+    if not isinstance(given, dict):
+        return
+    info = rest["reward_info"] = dict(given)
+    move(info, "reward", end, "reward", fits_end)
+    if "reward" in end:  # tau2's own definition of success (`is_successful` in metrics/agent_metrics.py)
+        end["success"] = 1 - _TOLERANCE <= end["reward"] <= 1 + _TOLERANCE
+    parts = info.get("reward_breakdown")
+    if isinstance(parts, dict) and parts and fits_end("rewards", parts):
+        end["rewards"] = [
+            {"name": name, "value": value, "kind": "judged" if name in _JUDGED else "verifiable"}
+            for name, value in parts.items()
+        ]
+        del info["reward_breakdown"]
+
+
+def _step(message: Any, index: int) -> StepFields:
+    if not isinstance(message, dict):
+        raise FormatError("not an object")
+    rest = dict(message)
+    role = rest.pop("role", None)
+    if not isinstance(role, str) or role not in _SOURCES:
+        raise FormatError(f"its role is none of {', '.join(_SOURCES)}")
+    step: dict[str, Any] = {"source": _SOURCES[role]}
+    move_time(rest, "timestamp", step, "timestamp")
+    if type(rest.get("turn_idx")) is int and rest["turn_idx"] == index:
+        del rest["turn_idx"]
+    if role == "tool":
+        _put_result(rest, step)
+    else:
+        _put_utterance(rest, step, role)
+    if rest:
+        step["extra"] = rest
+    return cast(StepFields, step)
+
+
+def _put_result(rest: dict[str, Any], step: dict[str, Any]) -> None:
+    result: dict[str, Any] = {}
+    for name, column, kind in (("id", "call_id", str), ("content", "content", str), ("error", "is_error", bool)):
+        if isinstance(rest.get(name), kind):
+            result[column] = rest.pop(name)
+    step["tool_results"] = [result]
+
+
+def _put_utterance(rest: dict[str, Any], step: dict[str, Any], role: str) -> None:
+    move(rest, "content", step, "message", fits_step)
+    move(rest, "reasoning", step, "reasoning", fits_step)
+    move(rest, "cost", step, "cost_usd", fits_step)
+    calls = rest.get("tool_calls")
+    if isinstance(calls, list) and fits_step("tool_calls", calls):
+        step["tool_calls"] = [
+            {name: value for name, value in call.items() if name != "requestor" or value != role} for call in calls
+        ]
+        del rest["tool_calls"]
+    if isinstance(usage := rest.get("usage"), dict):
+        rest["usage"] = dict(usage)
+        for name in ("prompt_tokens", "completion_tokens"):
+            move(rest["usage"], name, step, name, fits_step)
+    if isinstance(raw := rest.get("raw_data"), dict) and "message" in raw:
+        said = _said(step.get("message"), step.get("tool_calls"))
+        rest["raw_data"] = {**raw, "message": without_repeats(raw["message"], said)}
+    if errors := rest.get("errors"):
+        step["error"] = errors if isinstance(errors, str) else json.dumps(errors)
+
+
+def _said(content: Any, calls: Any) -> dict[str, Any]:
+    """What a model's answer as its API gave it repeats of the message that was made of it."""
+    texts = None
+    if calls:
+        texts = [
+            {
+                "id": call.get("id"),
+                "type": "function",
+                "function": {
+                    "name": call.get("name"),
+                    "arguments": json.dumps(call.get("arguments"), ensure_ascii=False, separators=(",", ":")),
+                },
+            }
+            for call in calls
+        ]
+    return {"role": "assistant", "content": content, "tool_calls": texts}
+
+
+def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
+    episode, extra = trajectory.episode, episode_extra(trajectory)
+    row: dict[str, Any] = {
+        "id": None,
+        "task_id": episode["task_id"],
+        "start_time": episode["started_at"] and time_text(episode["started_at"]),
+        "end_time": episode["ended_at"] and time_text(episode["ended_at"]),
+        "termination_reason": episode["stop_reason"],
+        "messages": [_message(step) for step in trajectory.steps],
+        "trial": episode["trial"],
+        "seed": episode["seed"],
+    }
+    info = extra.pop("reward_info", {})
+    if isinstance(info, dict):
+        if episode["reward"] is not None:
+            info["reward"] = episode["reward"]
+        if episode["rewards"] is not None:
+            info["reward_breakdown"] = {part["name"]: part["value"] for part in episode["rewards"]}
+    return row | extra | {"reward_info": info or None}
+
+
+def _message(step: dict[str, Any]) -> dict[str, Any]:
+    extra = extra_of(step)
+    role = _ROLES.get(step["source"], "assistant")
+    message: dict[str, Any] = {"role": role, "turn_idx": step["step_index"]}
+    if step["timestamp"] is not None:
+        message["timestamp"] = time_text(step["timestamp"])
+    if role == "tool":
+        result = (step["tool_results"] or [{"call_id": None, "content": None, "is_error": None}])[0]
+        names = {"id": "call_id", "content": "content", "error": "is_error"}
+        return message | {name: result[column] for name, column in names.items()} | extra
+    leftovers = extra.pop("tool_calls", None)
+    message |= {"content": step["message"], "tool_calls": None, "cost": step["cost_usd"]}
+    if step["reasoning"] is not None:
+        message["reasoning"] = step["reasoning"]
+    if step["tool_calls"] is not None:
+        beyond = leftovers if isinstance(leftovers, dict) else {}
+        message["tool_calls"] = [
+            {"id": call["id"], "name": call["name"], "arguments": arguments(call), "requestor": role}
+            | beyond.get(str(position), {})
+            for position, call in enumerate(step["tool_calls"])
+        ]
+    elif leftovers is not None:
+        message["tool_calls"] = leftovers
+    if isinstance(extra.get("usage"), dict):
+        for name in ("prompt_tokens", "completion_tokens"):
+            if step[name] is not None:
+                extra["usage"][name] = step[name]
+    if isinstance(raw := extra.get("raw_data"), dict) and "message" in raw:
+        raw["message"] = with_repeats(raw["message"], _said(step["message"], message["tool_calls"]))
+    return message | extra
+
+
+def _write(episodes: Iterable[Trajectory]) -> Iterator[bytes]:
+    """One object; its simulations are written as they come. The first episode has what is said once."""
+    results: dict[str, Any] = {}
+    opening = b""
+    for position, episode in enumerate(episodes):
+        file = source_row(episode.episode).get("file")
+        if isinstance(file, dict):
+            if position:
+                raise FormatError("episodes of several files cannot stand in one: export those of one `source_hash`")
+            results = file.get("results") or {}
+        if not position:
+            opening = json_bytes({**results, "simulations": []}).removesuffix(b"]}")
+        yield opening + json_bytes(rebuilt(episode, _rebuild))
+        opening = b",\n"
+    yield b"]}\n" if opening else json_bytes({"info": {}, "tasks": [], "simulations": []})
+
+
+FORMAT = Format(
+    name="tau2-bench",
+    description="tau2-bench results: one JSON object {timestamp, info, tasks, simulations}",
+    detect=any_row(_is_results),
+    read=_read,
+    write=_write,
+)
