@@ -138,7 +138,9 @@ def _checked(found: list[zipfile.ZipInfo], size: int) -> dict[str, zipfile.ZipIn
 
 
 def _leaves(name: str) -> bool:
-    return name.startswith(("/", "\\")) or "\0" in name or name[1:2] == ":" or ".." in name.replace("\\", "/").split("/")
+    return (
+        name.startswith(("/", "\\")) or "\0" in name or name[1:2] == ":" or ".." in name.replace("\\", "/").split("/")
+    )
 
 
 def _is_bomb(size: int, packed: int) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from trajlake.errors import FormatError
-from trajlake.formats.base import Format, Record, any_row, fits_begin, per_row, write_rows
+from trajlake.formats.base import Format, Record, any_row, fits_begin, fits_end, per_row, write_rows
 from trajlake.formats.rebuild import episode_extra, extra_of
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.ingest.values import json_text
@@ -30,7 +30,11 @@ def _is_row(value: Any) -> bool:
 
 
 def _is_turn(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(state, dict) and "action" in state for state in value)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(state, dict) and "action" in state for state in value)
+    )
 
 
 def _record(value: Any, key: str) -> Record:
@@ -44,8 +48,9 @@ def _record(value: Any, key: str) -> Record:
         if rest.get(name) is not None and fits_begin(column, rest[name]):
             begin[column] = rest.pop(name)
     configuration = rest.get("configuration")
-    if isinstance(configuration, dict) and fits_begin("seed", configuration.get("seed")):
-        begin["seed"] = configuration["seed"]
+    seed = configuration.get("seed") if isinstance(configuration, dict) else None
+    if seed is not None and fits_begin("seed", seed):
+        begin["seed"] = seed
     end = _outcome(rest, turns[-1] if turns else [])
     if end.get("terminated") and steps:
         steps[-1]["terminated"] = True
@@ -72,7 +77,9 @@ def _outcome(replay: Mapping[str, Any], last: list[Any]) -> EndFields:
     rewards = [state.get("reward") for state in last]
     if not any(map(_is_number, rewards)) and isinstance(replay.get("rewards"), list):
         rewards = replay["rewards"]
-    named = [{"name": f"agent-{agent}", "value": float(reward)} for agent, reward in enumerate(rewards) if _is_number(reward)]
+    named = [
+        {"name": f"agent-{agent}", "value": float(reward)} for agent, reward in enumerate(rewards) if _is_number(reward)
+    ]
     if len(rewards) == 1 and named:
         end["reward"] = named[0]["value"]
     elif named:
@@ -91,7 +98,7 @@ def _outcome(replay: Mapping[str, Any], last: list[Any]) -> EndFields:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) != abs(value) + 1
+    return value is not None and fits_end("reward", value)
 
 
 def _rebuild(trajectory: Trajectory) -> dict[str, Any]:

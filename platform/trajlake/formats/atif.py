@@ -1,0 +1,228 @@
+"""ATIF trajectories (Agent Trajectory Interchange Format, 1.0 and on), as Harbor writes them: one episode a file.
+
+https://github.com/laude-institute/harbor, `docs/rfcs/0001-trajectory-format.md`. A step of ATIF is a step here, with the
+calls that it makes and the results that came back. `metrics.prompt_token_ids` become the tensor of that name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from trajlake.errors import FormatError
+from trajlake.formats.base import Format, Record, any_row, fits_begin, fits_step, per_row, write_rows
+from trajlake.formats.messages import arguments, content_part
+from trajlake.formats.rebuild import episode_extra, extra_of
+from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
+from trajlake.read.trajectory import Trajectory, to_array
+
+_VERSION = re.compile(r"ATIF-v1\.\d+")
+_SOURCES = {"system": "system", "user": "user", "agent": "agent"}
+_COLUMNS = {
+    "timestamp": "timestamp", "model_name": "model", "reasoning_content": "reasoning",
+    "is_copied_context": "is_copied_context",
+}  # fmt: skip
+_METRICS = {
+    "prompt_tokens": "prompt_tokens", "completion_tokens": "completion_tokens", "cached_tokens": "cached_tokens",
+    "cost_usd": "cost_usd", "completion_token_ids": "token_ids", "logprobs": "logprobs",
+}  # fmt: skip
+_AGENT = {"name": "agent_name", "version": "agent_version", "model_name": "policy_name"}
+_TOTALS = {
+    "total_prompt_tokens": "prompt_tokens", "total_completion_tokens": "completion_tokens",
+    "total_cached_tokens": "cached_tokens", "total_cost_usd": "cost_usd",
+}  # fmt: skip
+_PROMPT_IDS = "prompt_token_ids"
+_NEWEST = "ATIF-v1.7"
+
+
+def _is_row(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("steps"), list)
+        and isinstance(value.get("schema_version"), str)
+        and value["schema_version"].startswith("ATIF-")
+    )
+
+
+def _record(value: Any, key: str) -> Record:
+    if not isinstance(value, dict) or not isinstance(value.get("steps"), list):
+        raise FormatError("not a trajectory of ATIF: an object with schema_version, agent and steps")
+    version = value.get("schema_version")
+    if not isinstance(version, str) or not _VERSION.fullmatch(version):
+        raise FormatError(f"its schema_version is {str(version)[:40]!r}; versions ATIF-v1.0 and on are read")
+    rest = dict(value)
+    steps = []
+    for number, step in enumerate(rest.pop("steps"), 1):
+        try:
+            steps.append(_step(step, number))
+        except FormatError as error:
+            raise FormatError(f"step {number}: {error}") from error
+    begin: dict[str, Any] = {"task_family": None}
+    agent = rest.get("agent")
+    if isinstance(agent, dict):
+        agent = rest["agent"] = dict(agent)
+        for name, column in _AGENT.items():
+            if agent.get(name) is not None and fits_begin(column, agent[name]):
+                begin[column] = agent.pop(name)
+    if said := _contradictions(rest.get("final_metrics"), steps):
+        begin["tags"] = {"contradiction": said}
+    begin["extra"] = rest
+    return Record(key, cast(EpisodeFields, begin), steps, EndFields())
+
+
+def _contradictions(totals: Any, steps: list[StepFields]) -> str:
+    """Where the summary says something else than the steps, which then count: in words, else empty."""
+    if not isinstance(totals, dict):
+        return ""
+    found = []
+    if isinstance(totals.get("total_steps"), int) and totals["total_steps"] != len(steps):
+        found.append(f"total_steps is {totals['total_steps']}, there are {len(steps)}")
+    for name, column in _TOTALS.items():
+        said = totals.get(name)
+        given = [cast(dict[str, Any], step)[column] for step in steps if column in step]
+        if given and isinstance(said, (int, float)) and abs(said - sum(given)) > 1e-6 * abs(said):
+            found.append(f"{name} is {said}, the steps' sum is {sum(given)}")
+    return "; ".join(found)
+
+
+def _step(given: Any, number: int) -> StepFields:
+    if not isinstance(given, dict):
+        raise FormatError("it is not an object")
+    rest = dict(given)
+    source = rest.pop("source", None)
+    if source not in ("system", "user", "agent"):
+        raise FormatError(f"its source is {str(source)[:40]!r}; system, user and agent are")
+    step: dict[str, Any] = {"source": source}
+    if type(rest.get("step_id")) is int and rest["step_id"] == number:
+        del rest["step_id"]
+    for name, column in _COLUMNS.items():
+        if rest.get(name) is not None and fits_step(column, rest[name]):
+            step[column] = rest.pop(name)
+    _put_message(rest, step)
+    _put_calls(rest, step)
+    _put_results(rest, step)
+    _put_metrics(rest, step)
+    if rest:
+        step["extra"] = rest
+    return cast(StepFields, step)
+
+
+def _put_message(rest: dict[str, Any], step: dict[str, Any]) -> None:
+    message = rest.pop("message", None)
+    if isinstance(message, str):
+        step["message"] = message
+    elif isinstance(message, list) and all(isinstance(part, dict) for part in message):
+        step["content_parts"] = message
+    elif message is not None:
+        raise FormatError("its message is neither text nor a list of parts")
+
+
+def _put_calls(rest: dict[str, Any], step: dict[str, Any]) -> None:
+    calls = rest.pop("tool_calls", None)
+    if calls is None:
+        return
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise FormatError("its tool_calls are not a list of objects")
+    step["tool_calls"] = []
+    for given in calls:
+        call = dict(given)
+        step["tool_calls"].append(
+            {"id": call.pop("tool_call_id", None), "name": call.pop("function_name", None)}
+            | {"arguments": call.pop("arguments", None)}
+            | ({"rest": call} if call else {})
+        )
+
+
+def _put_results(rest: dict[str, Any], step: dict[str, Any]) -> None:
+    observation = rest.get("observation")
+    results = observation.get("results") if isinstance(observation, dict) else None
+    if results is None:
+        return
+    if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
+        raise FormatError("its observation's results are not a list of objects")
+    rest["observation"] = {name: item for name, item in rest["observation"].items() if name != "results"}
+    step["tool_results"] = []
+    for given in results:
+        result = dict(given)
+        content = result.pop("content", None)
+        kept = {"call_id": result.pop("source_call_id", None), "content": content}
+        if content is not None and not isinstance(content, str):
+            result = {"rest": result, "content_kind": "object"}
+        elif result:
+            result = {"rest": result}
+        step["tool_results"].append(kept | result)
+
+
+def _put_metrics(rest: dict[str, Any], step: dict[str, Any]) -> None:
+    if not isinstance(rest.get("metrics"), dict):
+        return
+    metrics = rest["metrics"] = dict(rest["metrics"])
+    for name, column in _METRICS.items():
+        if metrics.get(name) is not None and fits_step(column, metrics[name]):
+            step[column] = metrics.pop(name)
+    if isinstance(metrics.get(_PROMPT_IDS), list) and fits_step("token_ids", metrics[_PROMPT_IDS]):
+        step["tensors"] = {_PROMPT_IDS: np.array(metrics.pop(_PROMPT_IDS), np.int32)}
+
+
+def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
+    episode = trajectory.episode
+    value: dict[str, Any] = {"schema_version": _NEWEST} | episode_extra(trajectory)
+    agent = {name: episode[column] for name, column in _AGENT.items() if episode[column] is not None}
+    value["agent"] = agent | (value["agent"] if isinstance(value.get("agent"), dict) else {})
+    for name in ("name", "version"):  # both are required
+        value["agent"].setdefault(name, "unknown")
+    value["steps"] = [_given(step, number) for number, step in enumerate(trajectory.steps, 1)]
+    return value
+
+
+def _given(step: Mapping[str, Any], number: int) -> dict[str, Any]:
+    extra = extra_of(step)
+    source = _SOURCES.get(step["source"], "system")
+    given: dict[str, Any] = {"step_id": number, "source": source, "message": step["message"] or ""}
+    if step["content_parts"] is not None:
+        given["message"] = [content_part(part) for part in step["content_parts"]]
+    for name, column in _COLUMNS.items():
+        if step[column] is not None:
+            given[name] = step[column].isoformat().replace("+00:00", "Z") if name == "timestamp" else step[column]
+    more = {name: extra.pop(name) for name in ("tool_calls", "tool_results") if isinstance(extra.get(name), dict)}
+    if step["tool_calls"] is not None:
+        given["tool_calls"] = [
+            {"tool_call_id": call["id"], "function_name": call["name"], "arguments": arguments(call)}
+            | more.get("tool_calls", {}).get(str(position), {}).get("rest", {})
+            for position, call in enumerate(step["tool_calls"])
+        ]
+    given |= extra
+    if step["tool_results"] is not None:
+        results = [
+            _result(result, more.get("tool_results", {}).get(str(position), {}))
+            for position, result in enumerate(step["tool_results"])
+        ]
+        observation = extra.get("observation")
+        given["observation"] = {"results": results} | (observation if isinstance(observation, dict) else {})
+    metrics: dict[str, Any] = {name: step[column] for name, column in _METRICS.items() if step[column] is not None}
+    for tensor in step["tensors"] or ():
+        if tensor["name"] == _PROMPT_IDS:
+            metrics[_PROMPT_IDS] = to_array(tensor).tolist()
+    if metrics and source == "agent":
+        given["metrics"] = metrics | (extra["metrics"] if isinstance(extra.get("metrics"), dict) else {})
+    return given
+
+
+def _result(result: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    content = result["content"]
+    if kept.get("content_kind") == "object":
+        content = json.loads(content)
+    return {"source_call_id": result["call_id"], "content": content} | kept.get("rest", {})
+
+
+FORMAT = Format(
+    name="atif",
+    description="ATIF trajectory (Harbor): {schema_version: ATIF-v1.x, agent, steps}, 1.0 to 1.8",
+    detect=any_row(_is_row),
+    read=per_row(_record, _rebuild),
+    write=write_rows(_rebuild, "values"),
+)

@@ -1,0 +1,218 @@
+"""NeMo Gym rollouts: JSON Lines of `{responses_create_params, response, reward, …}`, one episode a line.
+
+https://github.com/NVIDIA-NeMo/Gym, `nemo_gym/rollout_collection.py`. Input and output are items of OpenAI's Responses
+API; one item is one step. An item that a model under training made also carries its token ids and their
+log-probabilities, and the ids of the whole prompt, which stay beside it as tensor `prompt_token_ids`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from trajlake.errors import FormatError
+from trajlake.formats.base import Format, Record, any_row, fits_begin, fits_end, fits_step, per_row, write_rows
+from trajlake.formats.chat import ROLES
+from trajlake.formats.messages import arguments, content_part
+from trajlake.formats.rebuild import episode_extra, extra_of
+from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
+from trajlake.read.trajectory import Trajectory, to_array
+
+_REQUEST, _RESPONSE = "responses_create_params", "response"
+_IDS = {"_ng_task_index": "task_id", "_ng_rollout_index": "trial"}
+_TOKENS = {"generation_token_ids": "token_ids", "generation_log_probs": "logprobs"}
+_USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}
+_PROMPT_IDS = "prompt_token_ids"
+
+
+def _is_row(value: Any) -> bool:
+    if not isinstance(value, dict) or "reward" not in value:
+        return False
+    response = value.get(_RESPONSE)
+    return (
+        isinstance(value.get(_REQUEST), dict)
+        and isinstance(response, dict)
+        and isinstance(response.get("output"), list)
+    )
+
+
+def _record(value: Any, key: str) -> Record:
+    if not isinstance(value, dict):
+        raise FormatError(f"not an object: a rollout of NeMo Gym has {_REQUEST}, {_RESPONSE} and reward")
+    rest = dict(value)
+    request, response = _object(rest, _REQUEST), _object(rest, _RESPONSE)
+    prompt, output = request.pop("input", None), response.pop("output", None)
+    if isinstance(prompt, str):
+        steps: list[StepFields] = [{"source": "user", "message": prompt, "extra": {"input": "text"}}]
+    else:
+        steps = _steps(prompt, "input")
+    steps += _steps(output, "output")
+    _put_usage(response.get("usage"), steps, len(steps) - len(output or ()))
+    begin: dict[str, Any] = {"task_family": "nemo-gym"}
+    for name, column in _IDS.items():
+        if rest.get(name) is not None and fits_begin(column, rest[name]):
+            begin[column] = rest.pop(name)
+    model = response.get("model") or request.get("model")
+    if isinstance(model, str):
+        begin["policy_name"] = model
+    agent = rest.get("agent_ref")
+    if isinstance(agent, dict) and isinstance(agent.get("name"), str):
+        begin["agent_name"] = agent["name"]
+    end: dict[str, Any] = {}
+    if rest.get("reward") is not None:
+        if not fits_end("reward", rest["reward"]):
+            raise FormatError("its `reward` is not a number")
+        end["reward"] = rest.pop("reward")
+    incomplete = response.get("incomplete_details")
+    if isinstance(incomplete, dict) and isinstance(incomplete.get("reason"), str):
+        end |= {"status": "truncated", "stop_reason": incomplete["reason"]}
+    begin["extra"] = {**rest, _REQUEST: request, _RESPONSE: response}
+    return Record(key, cast(EpisodeFields, begin), steps, cast(EndFields, end))
+
+
+def _object(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(row.get(name), dict):
+        raise FormatError(f"has no `{name}`, or it is not an object")
+    return dict(row[name])
+
+
+def _steps(items: Any, what: str) -> list[StepFields]:
+    if not isinstance(items, list):
+        raise FormatError(f"its `{what}` is neither text nor a list of items")
+    steps = []
+    for number, item in enumerate(items, 1):
+        try:
+            steps.append(_step(item, what))
+        except FormatError as error:
+            raise FormatError(f"{what} item {number}: {error}") from error
+    return steps
+
+
+def _step(item: Any, what: str) -> StepFields:
+    if not isinstance(item, dict):
+        raise FormatError("it is not an object")
+    rest = dict(item)
+    step: dict[str, Any] = {}
+    _put_tokens(rest, step)
+    kind = rest.get("type", "message")
+    if kind == "message":
+        role = rest.pop("role", None)
+        if not isinstance(role, str) or role not in ROLES:
+            raise FormatError(f"its role is none of {', '.join(ROLES)}")
+        step["source"] = ROLES[role]
+        rest["role"] = role
+        content = rest.pop("content", None)
+        if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+            step["content_parts"] = content
+        elif isinstance(content, str):
+            step["message"] = content
+        else:
+            raise FormatError("its content is neither text nor a list of parts")
+    elif kind == "function_call_output":
+        step["source"] = "tool"
+        output = rest.pop("output", None)
+        step["tool_results"] = [{"call_id": rest.pop("call_id", None), "content": output}]
+        if output is not None and not isinstance(output, str):
+            rest["content_kind"] = "object"
+    else:
+        step["source"] = "agent"
+        if kind == "function_call":
+            step["tool_calls"] = [
+                {"id": rest.pop("call_id", None), **{name: rest.pop(name, None) for name in ("name", "arguments")}}
+            ]
+        elif kind == "reasoning":
+            step["reasoning"] = "\n".join(_texts(rest.get("summary")) or _texts(rest.get("content"))) or None
+    step["extra"] = {what: rest}
+    return cast(StepFields, step)
+
+
+def _texts(parts: Any) -> list[str]:
+    found = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    return [text for text in found if isinstance(text, str)]
+
+
+def _put_tokens(rest: dict[str, Any], step: dict[str, Any]) -> None:
+    for name, column in _TOKENS.items():
+        if rest.get(name) is not None and fits_step(column, rest[name]):
+            step[column] = rest.pop(name)
+    ids = rest.get(_PROMPT_IDS)
+    if isinstance(ids, list) and fits_step("token_ids", ids):
+        step["tensors"] = {_PROMPT_IDS: np.array(rest.pop(_PROMPT_IDS), np.int32)}
+
+
+def _put_usage(usage: Any, steps: list[StepFields], first: int) -> None:
+    """The tokens of the whole rollout, which is all that there is, at the last step that the model made."""
+    made = [step for step in steps[first:] if step["source"] == "agent"]
+    if not made or not isinstance(usage, dict):
+        return
+    last = cast(dict[str, Any], made[-1])
+    details = usage.get("input_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    for column, value in [*((column, usage.get(name)) for name, column in _USAGE.items()), ("cached_tokens", cached)]:
+        if value is not None and fits_step(column, value):
+            last[column] = value
+
+
+def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
+    episode = trajectory.episode
+    extra = episode_extra(trajectory)
+    request, response = (extra.pop(name, {}) for name in (_REQUEST, _RESPONSE))
+    row: dict[str, Any] = {_REQUEST: dict(request), _RESPONSE: dict(response), "reward": episode["reward"]}
+    items: dict[str, list[Any]] = {"input": [], "output": []}
+    started = False
+    for step in trajectory.steps:
+        kept = extra_of(step)
+        if kept.get("input") == "text":
+            items["input"] = step["message"]
+            continue
+        # Without a word from an import: what comes before the model's first item was the prompt.
+        started = started or step["source"] == "agent"
+        what = "input" if "input" in kept else "output" if "output" in kept or started else "input"
+        for item in _items(step, kept.get(what)):
+            items[what].append(item)
+    row[_REQUEST]["input"], row[_RESPONSE]["output"] = items["input"], items["output"]
+    for name, column in _IDS.items():
+        if episode[column] is not None:
+            row[name] = episode[column]
+    return row | extra
+
+
+def _items(step: Mapping[str, Any], kept: Any) -> list[dict[str, Any]]:
+    """The step as one item; one that was recorded elsewhere as one item a message, call and result."""
+    rest = dict(kept) if isinstance(kept, dict) else {}
+    tokens: dict[str, Any] = {name: step[column] for name, column in _TOKENS.items() if step[column] is not None}
+    for tensor in step["tensors"] or ():
+        if tensor["name"] == _PROMPT_IDS:
+            tokens[_PROMPT_IDS] = to_array(tensor).tolist()
+    made: list[dict[str, Any]] = []
+    is_object = rest.pop("content_kind", None) == "object"
+    for result in step["tool_results"] or ():
+        content = json.loads(result["content"]) if is_object else result["content"]
+        made.append({"type": "function_call_output", "call_id": result["call_id"], "output": content})
+    for call in step["tool_calls"] or ():
+        made.append(
+            {"type": "function_call", "call_id": call["id"], "name": call["name"], "arguments": arguments(call)}
+        )
+    if step["content_parts"] is not None or step["message"] is not None:
+        parts = step["content_parts"]
+        content = step["message"] if parts is None else [content_part(part) for part in parts]
+        role = {"agent": "assistant", "tool": "user", "environment": "user"}.get(step["source"], step["source"])
+        made.insert(0, {"type": "message", "role": role, "content": content})
+    if not made:
+        made.append({})
+        if not rest and step["reasoning"] is not None:
+            rest = {"type": "reasoning", "summary": [{"type": "summary_text", "text": step["reasoning"]}]}
+    made[-1] |= rest | tokens
+    return made
+
+
+FORMAT = Format(
+    name="nemo-gym",
+    description="NeMo Gym rollouts: JSON Lines of {responses_create_params, response: {output: […]}, reward, …}",
+    detect=any_row(_is_row),
+    read=per_row(_record, _rebuild),
+    write=write_rows(_rebuild, "lines"),
+)
