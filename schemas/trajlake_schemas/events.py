@@ -9,9 +9,7 @@ from trajlake_schemas.steps import STEP_CONTENT, TIMESTAMP
 KINDS = ("begin", "step", "end", "score", "retract")
 
 _OCCURRED = Column("occurred_at", TIMESTAMP, "When the source says it happened.", null="the source did not say")
-_RESTORE = Column(
-    "restore", pa.string(), "As in the tables: column path to original value.", null="nothing to restore"
-)
+_RESTORE = Column("restore", pa.string(), "As in the tables: column path to original value.", null="nothing to restore")
 _REASON = Column("reason", pa.string(), "Why the episode must not be used.")
 
 BEGIN_EVENT = (_OCCURRED, *BEGIN, _RESTORE)
