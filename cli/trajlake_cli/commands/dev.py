@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+
 import os
 from pathlib import Path
 
@@ -55,7 +58,11 @@ def up(folder: str, port: int | None, bucket: str) -> None:
     server = start(folder, port, bucket)
     for line in server.export_lines():
         click.echo(line)
-    say(f'S3 server at {server.url}, data in {server.folder}; in a shell: eval "$(trajlake dev up)"')
+    say(f"S3 server at {server.url}, data in {server.folder}")
+    if sys.stdout.isatty():  # else the lines are being evaluated, or kept
+        say(
+            f'to set these variables in your shell: eval "$(trajlake dev up --folder {shlex.quote(str(server.folder))})"'
+        )
 
 
 @command.command()
