@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
-
-import os
 from pathlib import Path
 
 import click
