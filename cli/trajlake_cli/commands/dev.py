@@ -59,9 +59,7 @@ def up(folder: str, port: int | None, bucket: str) -> None:
         click.echo(line)
     say(f"S3 server at {server.url}, data in {server.folder}")
     if sys.stdout.isatty():  # else the lines are being evaluated, or kept
-        say(
-            f'to set these variables in your shell: eval "$(trajlake dev up --folder {shlex.quote(str(server.folder))})"'
-        )
+        say(f'in a shell: eval "$(trajlake dev up --folder {shlex.quote(str(server.folder))})"')
 
 
 @command.command()
