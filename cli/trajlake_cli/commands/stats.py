@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -19,6 +19,7 @@ from trajlake_cli.options import (
 from trajlake_cli.output import Output, Row, frame_rows, say
 from trajlake_cli.session import Session, pass_session
 
+_CONVENTIONS = ("episode", "inspect", "sb3")  # of trajlake.analysis.stats, whose import would take a second
 _WITH_ERROR = {"success_rate": "success_stderr", "reward_mean": "reward_stderr"}
 
 
@@ -39,6 +40,31 @@ _WITH_ERROR = {"success_rate": "success_stderr", "reward_mean": "reward_stderr"}
     metavar="K,…",
     help="Also pass^k (all of k trials solve the task) and pass@k (one of k does), as means over tasks.",
 )
+@click.option(
+    "--convention",
+    type=click.Choice(_CONVENTIONS),
+    default="episode",
+    help="How a mean and its error are formed: over episodes; as Inspect does, over tasks (the mean of a task's trials "
+    "first); or as Stable-Baselines3 does, over episodes with ddof 0.",
+)
+@click.option("--per", type=click.Choice(["episode", "task"]), show_default="as the convention", help="One value is.")
+@click.option("--ddof", type=click.Choice(["0", "1"]), show_default="as the convention", help="Of standard deviations.")
+@click.option(
+    "--nulls",
+    type=click.Choice(["left-out", "failures"]),
+    show_default="as the convention",
+    help="What becomes of episodes that were not judged or not scored: failures have success false and reward 0.",
+)
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    metavar="LEVEL",
+    help="Also confidence intervals at this level, e.g. 0.95: Wilson's for rates over episodes, Student's t for means.",
+)
+@click.option("--bootstrap", is_flag=True, help="Intervals by the percentile bootstrap instead.")
+@click.option(
+    "--distribution", is_flag=True, help="Also the rewards' deviation, least, median and greatest; and time steps."
+)
 @output_option()
 @pass_session
 def command(
@@ -47,6 +73,13 @@ def command(
     where: str | None,
     by: Sequence[Sequence[str]],
     pass_k: Sequence[int] | None,
+    convention: str,
+    per: Literal["episode", "task"] | None,
+    ddof: str | None,
+    nulls: Literal["left-out", "failures"] | None,
+    confidence: float | None,
+    bootstrap: bool,
+    distribution: bool,
     output: Output,
 ) -> None:
     """Summarise episodes: success rate and reward with standard errors, steps, tokens, latency.
@@ -59,13 +92,26 @@ def command(
       trajlake --lake ./lake stats
       trajlake --lake ./lake stats --pass-k 1,2,4
       trajlake --lake ./lake stats --by policy_version,task_family --where "run_id = 'tau'" --output csv
+      trajlake --lake ./lake stats --by policy_name --convention inspect --confidence 0.95
     """
     from trajlake.analysis.stats import summarize
 
     snapshot = session.snapshot(token)
     columns = [name for names in by for name in names]
     check_columns(columns, snapshot.episodes.collect_schema().names())
-    frame = summarize(snapshot, by=columns, pass_k=list(pass_k or ()), where=where)
+    frame = summarize(
+        snapshot,
+        by=columns,
+        pass_k=list(pass_k or ()),
+        where=where,
+        convention=convention,
+        per=per,
+        ddof=None if ddof is None else int(ddof),
+        nulls=nulls,
+        confidence=0.95 if bootstrap and confidence is None else confidence,
+        interval="bootstrap" if bootstrap else "standard",
+        distribution=distribution,
+    )
     rows = list(frame_rows(frame))
     if output.is_table:
         output.rows(*_for_people(rows, frame.columns, columns))

@@ -1,0 +1,98 @@
+"""Confidence intervals: Wilson's for rates, Student's t for means, the percentile bootstrap for either."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+Interval = tuple[float, float]
+
+RESAMPLES = 10_000
+_SEED = 20_250_101  # the same data give the same interval
+_CHUNK = 1 << 22  # numbers drawn at a time
+
+
+def wilson(successes: float, n: int, confidence: float) -> Interval | None:
+    """The score interval of a rate (Wilson 1927, doi:10.1080/01621459.1927.10502953); None for n = 0.
+
+    It stays within 0 and 1, and says something also where all or none succeeded.
+    """
+    if n <= 0:
+        return None
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    rate = successes / n
+    middle = (rate + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+    # At the ends the two terms are equal but for rounding.
+    return (0.0 if successes == 0 else max(0.0, middle - half), 1.0 if successes == n else min(1.0, middle + half))
+
+
+def student(mean: float | None, stderr: float | None, n: int, confidence: float) -> Interval | None:
+    """mean ± t · stderr, t of n - 1 degrees of freedom; None where there are not two values."""
+    if mean is None or stderr is None or n < 2:
+        return None
+    half = t_quantile(0.5 + confidence / 2, n - 1) * stderr
+    return (mean - half, mean + half)
+
+
+def bootstrap(values: Sequence[float], confidence: float) -> Interval | None:
+    """The percentile interval of the mean over 10,000 resamples (Efron 1979); None for no values, or NaN among them."""
+    given = np.asarray(values, np.float64)
+    if not len(given) or np.isnan(given).any():
+        return None
+    random = np.random.default_rng(_SEED)
+    at_once = max(1, min(RESAMPLES, _CHUNK // len(given)))
+    means: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
+    for start in range(0, RESAMPLES, at_once):
+        count = min(at_once, RESAMPLES - start)
+        means.append(given[random.integers(0, len(given), (count, len(given)))].mean(axis=1))
+    low, high = np.quantile(np.concatenate(means), [0.5 - confidence / 2, 0.5 + confidence / 2])
+    return (float(low), float(high))
+
+
+def t_quantile(probability: float, degrees: int) -> float:
+    """The quantile of Student's t above 0.5, by bisection of its distribution function."""
+    low, high = 0.0, 1.0
+    while _t_cdf(high, degrees) < probability:
+        low, high = high, high * 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if _t_cdf(middle, degrees) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def _t_cdf(t: float, degrees: int) -> float:
+    return 1 - 0.5 * _incomplete_beta(degrees / (degrees + t * t), degrees / 2, 0.5)
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction (Numerical Recipes, 6.4)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _incomplete_beta(1 - x, b, a)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
+    fraction, c, d = 1.0, 1.0, 0.0
+    for step in range(500):
+        m = step // 2
+        if step == 0:
+            numerator = 1.0
+        elif step % 2 == 0:
+            numerator = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        else:
+            numerator = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        d = 1 / _away_from_zero(1 + numerator * d)
+        c = _away_from_zero(1 + numerator / c)
+        fraction *= c * d
+        if abs(1 - c * d) < 1e-16:
+            break
+    return front * (fraction - 1)
+
+
+def _away_from_zero(value: float) -> float:
+    return value if abs(value) > 1e-300 else 1e-300
