@@ -1,7 +1,7 @@
 """ATIF trajectories (Agent Trajectory Interchange Format, 1.0 and on), as Harbor writes them: one episode a file.
 
-https://github.com/laude-institute/harbor, `docs/rfcs/0001-trajectory-format.md`. A step of ATIF is a step here, with the
-calls that it makes and the results that came back. `metrics.prompt_token_ids` become the tensor of that name.
+https://github.com/laude-institute/harbor, `docs/rfcs/0001-trajectory-format.md`. A step of ATIF is a step here, with
+the calls that it makes and the results that came back. `metrics.prompt_token_ids` become the tensor of that name.
 """
 
 from __future__ import annotations
@@ -216,7 +216,8 @@ def _result(result: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any
     content = result["content"]
     if kept.get("content_kind") == "object":
         content = json.loads(content)
-    return {"source_call_id": result["call_id"], "content": content} | kept.get("rest", {})
+    given: dict[str, Any] = {"source_call_id": result["call_id"], "content": content}
+    return given | dict(kept.get("rest", {}))
 
 
 FORMAT = Format(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
-from trajlake.errors import FormatError, UsageError
+from trajlake.errors import FormatError
 from trajlake.formats.archive import Archive, is_archive, open_archive
 from trajlake.formats.base import Format, Record, Refused, Row, fits_begin, fits_step, fits_time, from_row
 from trajlake.formats.chat import chat_steps
@@ -291,7 +291,7 @@ def _made_up(trajectory: Trajectory) -> dict[str, Any]:
     """The least that Inspect reads as a header, for episodes that were not imported from a log."""
     episode = trajectory.episode
     started = episode["started_at"].isoformat() if episode["started_at"] is not None else "1970-01-01T00:00:00+00:00"
-    spec = {
+    spec: dict[str, Any] = {
         "created": started,
         "task": episode["task_family"] or episode["run_id"] or "trajlake",
         "dataset": {},

@@ -81,7 +81,7 @@ def _outcome(replay: Mapping[str, Any], last: list[Any]) -> EndFields:
         {"name": f"agent-{agent}", "value": float(reward)} for agent, reward in enumerate(rewards) if _is_number(reward)
     ]
     if len(rewards) == 1 and named:
-        end["reward"] = named[0]["value"]
+        end["reward"] = float(rewards[0])
     elif named:
         end["rewards"] = named
     statuses = [state.get("status") for state in last]

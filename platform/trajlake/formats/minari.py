@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +29,7 @@ _ARROW = b"ARROW1"
 _IMITATION = ("obs", "acts", "terminal", "indices")
 _EVALUATIONS = ("timesteps", "results", "ep_lengths")
 _ARROW_COLUMNS = {"episode_id", "observations", "actions", "rewards", "terminations", "truncations"}
+_ENDS = ("rewards", "terminations", "truncations")
 _LONGEST_HEADER = 10_000  # bytes of an array's header, as numpy allows
 
 
@@ -35,7 +37,7 @@ def _detect(source: Source) -> bool:
     if source.head.startswith(_HDF5):
         return True
     if source.head.startswith(_ARROW):
-        return _ARROW_COLUMNS <= _arrow_names(source)
+        return _arrow_names(source) >= _ARROW_COLUMNS
     if not is_archive(source):
         return False
     try:
@@ -114,15 +116,16 @@ def _read_imitation(
     if min(obs.ndim, acts.ndim) < 1 or terminal.ndim != 1 or ends.ndim != 1 or ends.dtype.kind not in "iu":
         raise FormatError(f"{source.path}: its arrays are not those of rollouts: {_shapes(arrays)}")
     bounds = [0, *map(int, ends), len(acts)]
-    rising = all(start <= stop for start, stop in zip(bounds, bounds[1:], strict=False))
+    rising = all(start <= stop for start, stop in pairwise(bounds))
     if len(terminal) != len(bounds) - 1 or len(obs) != len(acts) + len(terminal) or not rising:
         raise FormatError(
             f"{source.path}: of {len(terminal)} episodes with {len(acts)} actions there must be "
-            f"{len(acts) + len(terminal)} observations and {max(len(terminal) - 1, 0)} rising indices: {_shapes(arrays)}"
+            f"{len(acts) + len(terminal)} observations and {max(len(terminal) - 1, 0)} rising indices: "
+            f"{_shapes(arrays)}"
         )
     if rewards is not None and rewards.shape != (len(acts),):
         raise FormatError(f"{source.path}: its rewards are not one an action: {_shapes(arrays)}")
-    for number, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for number, (start, stop) in enumerate(pairwise(bounds)):
         ended = bool(terminal[number])
         yield _episode(
             f"episode {number}",
@@ -191,7 +194,7 @@ def _hdf5_episode(h5py: Any, name: str, group: Any) -> Record:
         name,
         dict(_leaves(h5py, group["observations"], "observation")),
         dict(_leaves(h5py, group["actions"], "action")),
-        *(np.asarray(group[part]) for part in ("rewards", "terminations", "truncations")),
+        [np.asarray(group[part]) for part in _ENDS],
         begin,
     )
 
@@ -233,7 +236,7 @@ def _read_arrow(source: Source) -> Iterator[Record | Refused]:
             "episode",
             dict(_columns(table["observations"], "observation")),
             dict(_columns(table["actions"].slice(0, max(len(table) - 1, 0)), "action")),
-            *(table[name].to_numpy()[:-1] for name in ("rewards", "terminations", "truncations")),
+            [table[name].to_numpy()[:-1] for name in _ENDS],
             {},
         )
     except (pa.ArrowException, TypeError, ValueError, FormatError) as error:
@@ -255,11 +258,10 @@ def _arrays_episode(
     key: str,
     observations: Mapping[str, Array],
     actions: Mapping[str, Array],
-    rewards: Array,
-    terminations: Array,
-    truncations: Array,
+    ends_of_steps: Sequence[Array],
     begin: Mapping[str, Any],
 ) -> Record:
+    rewards, terminations, truncations = ends_of_steps
     length = len(rewards)
     if (
         len(terminations) != length
@@ -319,7 +321,7 @@ def _shapes(arrays: Mapping[str, Array]) -> str:
 
 FORMAT = Format(
     name="minari",
-    description="arrays: Minari (HDF5 with h5py, Arrow), imitation's rollouts .npz, Stable-Baselines3's evaluations.npz",
+    description="arrays: Minari (HDF5 with h5py, Arrow), imitation's rollouts .npz, SB3's evaluations.npz",
     detect=_detect,
     read=_read,
 )

@@ -192,10 +192,10 @@ def _items(step: Mapping[str, Any], kept: Any) -> list[dict[str, Any]]:
     for result in step["tool_results"] or ():
         content = json.loads(result["content"]) if is_object else result["content"]
         made.append({"type": "function_call_output", "call_id": result["call_id"], "output": content})
-    for call in step["tool_calls"] or ():
-        made.append(
-            {"type": "function_call", "call_id": call["id"], "name": call["name"], "arguments": arguments(call)}
-        )
+    made += [
+        {"type": "function_call", "call_id": call["id"], "name": call["name"], "arguments": arguments(call)}
+        for call in step["tool_calls"] or ()
+    ]
     if step["content_parts"] is not None or step["message"] is not None:
         parts = step["content_parts"]
         content = step["message"] if parts is None else [content_part(part) for part in parts]
