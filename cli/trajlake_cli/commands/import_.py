@@ -109,6 +109,8 @@ def _tell(result: ImportReport, dry_run: bool) -> bool:
     for file in result.files:
         for refusal in file.refusals:
             say(f"{file.path}: {refusal.row}: {refusal.reason}")
+        for note in file.notes:
+            say(f"{file.path}: {note}")
         if file.refused > len(file.refusals):
             say(f"{file.path}: … and {file.refused - len(file.refusals):,} more rows were refused")
         if file.error is not None:

@@ -14,6 +14,8 @@ __all__ = ["FORMATS", "Format", "Record", "Refused", "Source", "detect", "detect
 FORMATS: dict[str, str] = {
     "tau-bench": "trajlake.formats.tau_bench",
     "tau2-bench": "trajlake.formats.tau2_bench",
+    "intercode": "trajlake.formats.intercode",
+    "verifiers": "trajlake.formats.verifiers",
     "inspect": "trajlake.formats.inspect_log",
     "atif": "trajlake.formats.atif",
     "nemo-gym": "trajlake.formats.nemo_gym",

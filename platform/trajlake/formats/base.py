@@ -44,7 +44,8 @@ Write = Callable[[Iterable[Trajectory]], Iterator[bytes]]
 @dataclass(frozen=True)
 class Record:
     """One episode as a file holds it. `key` names its row in the file (`row 12`, `line 3`), once and for ever:
-    the episode's id is made from it. `source` is kept for the way back (see trajlake.formats.rebuild)."""
+    the episode's id is made from it. `source` is kept for the way back (see trajlake.formats.rebuild); `notes` say
+    where the file contradicts itself."""
 
     key: str
     begin: EpisodeFields
@@ -53,6 +54,7 @@ class Record:
     started_at: Any = None
     ended_at: Any = None
     source: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

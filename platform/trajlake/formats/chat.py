@@ -6,6 +6,7 @@ One message is one step. Whatever a message has that no column holds stays in th
 from __future__ import annotations
 
 import base64
+import json
 import math
 import re
 from collections.abc import Callable, Set
@@ -39,6 +40,7 @@ ROLE_OF_SOURCE = {
     "environment": "environment",
 }
 
+_CALL_ORDER = ("id", "function", "type")
 _DTYPE = re.compile(r"[<|=]?[a-zA-Z]+[0-9]*(\[[a-zA-Z0-9]+\])?")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -135,15 +137,23 @@ def _put_tool_calls(rest: dict[str, Any], step: dict[str, Any], extra: dict[str,
     if calls is not None:
         if not isinstance(calls, list):
             raise FormatError(f"its tool_calls are {_kind(calls)}, not a list")
-        # Some tools write each call as JSON text. It is read, and the text is kept, because how it was spelled
-        # (spaces, order, escapes) does not follow from the call.
-        step["tool_calls"] = [_call(call) for call in calls]
+        # Some tools write each call as JSON text. It is read, and the text is kept where its spelling (spaces, order,
+        # escapes) does not follow from the call.
+        step["tool_calls"] = read = [_call(call) for call in calls]
         if any(isinstance(call, str) for call in calls):
-            extra["tool_calls_as_text"] = calls
+            extra["tool_calls_as_text"] = True if calls == [*map(call_text, read)] else calls
     old_style = rest.get("function_call")
     if isinstance(old_style, dict) and calls is None:
         step["tool_calls"] = [{"function": rest.pop("function_call")}]
         extra["call_key"] = "function_call"
+
+
+def call_text(call: dict[str, Any]) -> str:
+    """A call as pydantic writes an OpenAI call."""
+    function = call.get("function")
+    if isinstance(function, dict):
+        function = {name: function[name] for name in sorted(function)}
+    return json.dumps({name: function if name == "function" else call[name] for name in _CALL_ORDER if name in call})
 
 
 def _call(call: Any) -> dict[str, Any]:

@@ -26,7 +26,8 @@ _LONGEST_REASON = 500  # characters: a reason quotes the file, and the file may 
 class FileReport:
     """What became of one file: `rows_in == episodes + refused`.
 
-    `refusals` are the first hundred of the refused; `error` says why the file was not read at all, or not further.
+    `refusals` are the first hundred of the refused; `notes` say where the file contradicts itself (its rows win), and
+    `error` says why the file was not read at all, or not further.
     """
 
     path: Path
@@ -36,6 +37,7 @@ class FileReport:
     steps: int = 0
     refused: int = 0
     refusals: list[Refused] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     error: str | None = None
 
 
@@ -133,6 +135,7 @@ def _import(
         elif isinstance(item, Record):
             file.episodes += 1
             file.steps += len(item.steps)
+            file.notes += map(_bounded, item.notes)
         if on_progress is not None and source.position != position:
             position = source.position
             on_progress(source.path, position, source.size)

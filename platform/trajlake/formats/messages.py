@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from trajlake.formats.chat import ROLE_OF_SOURCE
+from trajlake.formats.chat import ROLE_OF_SOURCE, call_text
 from trajlake.formats.rebuild import extra_of
 
 
@@ -36,7 +36,7 @@ def _message(step: Mapping[str, Any], columns: Set[str], tells_errors: bool) -> 
 
 
 def _put_calls(step: Mapping[str, Any], extra: dict[str, Any], message: dict[str, Any]) -> None:
-    leftovers = extra.pop("tool_calls", {}) if isinstance(extra.get("tool_calls"), dict) else {}
+    leftovers = _leftovers(extra, "tool_calls")
     texts = extra.pop("tool_calls_as_text", None)
     if step["tool_calls"] is None:
         return
@@ -44,7 +44,7 @@ def _put_calls(step: Mapping[str, Any], extra: dict[str, Any], message: dict[str
     if extra.pop("call_key", None) == "function_call" and calls:
         message["function_call"] = calls[0]["function"]
     else:
-        message["tool_calls"] = calls if texts is None else texts
+        message["tool_calls"] = [*map(call_text, calls)] if texts is True else calls if texts is None else texts
 
 
 def chat_call(call: Mapping[str, Any], leftovers: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -61,20 +61,43 @@ def chat_call(call: Mapping[str, Any], leftovers: Mapping[str, Any] | None = Non
 
 def arguments(call: Mapping[str, Any]) -> Any:
     """A call's arguments as the source had them: text, or a JSON value."""
-    return json.loads(call["arguments"]) if call["arguments_kind"] == "object" else call["arguments"]
+    text = call["arguments"]
+    return _value(text) if call["arguments_kind"] == "object" and text is not None else text
 
 
 def _put_result(step: Mapping[str, Any], extra: dict[str, Any], message: dict[str, Any], tells_errors: bool) -> None:
     result = step["tool_results"][0]
-    leftovers = extra.pop("tool_results", {}) if isinstance(extra.get("tool_results"), dict) else {}
+    leftovers = _leftovers(extra, "tool_results")
     if step["content_parts"] is None:
-        content = result["content"]
-        message["content"] = json.loads(content) if extra.pop("content_kind", None) == "object" else content
+        message["content"] = content_of(result, extra)
     if result["call_id"] is not None:
         message["tool_call_id"] = result["call_id"]
     if tells_errors and result["is_error"] is not None:
         message["is_error"] = result["is_error"]
     message |= leftovers.get("0", {})
+
+
+def _leftovers(extra: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    """What `extra` holds of a step's calls or results, by position, where it is what an import put there."""
+    found = extra.get(name)
+    if not isinstance(found, dict) or not all(isinstance(value, dict) for value in found.values()):
+        return {}
+    del extra[name]
+    return found
+
+
+def content_of(result: Mapping[str, Any], extra: dict[str, Any]) -> Any:
+    """What a tool returned, as text or the JSON value that it was; takes the mark of the latter from `extra`."""
+    content = result["content"]
+    return _value(content) if extra.pop("content_kind", None) == "object" and content is not None else content
+
+
+def _value(text: str) -> Any:
+    """The JSON value; the text itself where a source calls text an object that is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def content_part(part: Mapping[str, Any]) -> dict[str, Any]:

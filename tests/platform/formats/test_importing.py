@@ -24,7 +24,7 @@ def test_every_format_is_found_under_its_own_name() -> None:
         assert isinstance(found, Format)
         assert found.name == name
         assert found.description
-    with pytest.raises(UsageError, match="no format is called 'tau'; known are tau-bench, openai-chat"):
+    with pytest.raises(UsageError, match="no format is called 'tau'; known are tau-bench, .*openai-chat"):
         format_named("tau")
 
 
@@ -43,7 +43,7 @@ def test_every_format_is_found_under_its_own_name() -> None:
 def test_a_file_of_no_known_format_says_what_it_is_and_what_to_do(put: Any, content: Any, words: str) -> None:
     with pytest.raises(FormatError, match="not a format that is known") as caught:
         detect(put(content))
-    for expected in (words, "tau-bench, openai-chat", "JSON Lines of"):
+    for expected in (words, "tau-bench, ", "openai-chat", "JSON Lines of"):
         assert expected in str(caught.value)
 
 
