@@ -1,0 +1,280 @@
+"""mini-swe-agent trajectories: one JSON object {info, messages, …}; an episode a file, a step a message.
+
+https://github.com/SWE-agent/mini-swe-agent. What a message's `extra` says a second time (the answer as the API gave
+it, the actions that follow from the calls, the output that stands in the text) is left out and made again.
+SWE-bench reports (`resolved_ids`) are refused: they name instances, and not which of the runs beside them is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from trajlake.errors import FormatError
+from trajlake.formats.base import Format, Record, Refused, any_row, fits_begin, fits_end, fits_step, per_row, write_rows
+from trajlake.formats.json_rows import loads
+from trajlake.formats.messages import arguments
+from trajlake.formats.moving import inside, move, move_time, text_or_none, with_repeats, without_repeats
+from trajlake.formats.rebuild import episode_extra, extra_of
+from trajlake.formats.source import Source
+from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
+from trajlake.read.trajectory import Trajectory
+
+_SOURCES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "agent",
+    "tool": "tool",
+    "exit": "environment",
+}
+_ROLES = {"system": "system", "user": "user", "agent": "assistant", "tool": "tool", "environment": "exit"}
+_ENDINGS = {
+    "Submitted": ("completed", None),
+    "LimitsExceeded": ("truncated", "budget"),
+    "TimeExceeded": ("truncated", "timeout"),
+    "FormatError": ("failed", "validation"),
+}
+_BUILT = "built"  # in an `extra`: the names of what is left out there, because it can be made again
+_USAGE = {
+    "prompt_tokens": ("prompt_tokens",),
+    "completion_tokens": ("completion_tokens",),
+    "cached_tokens": ("prompt_tokens_details", "cached_tokens"),
+}
+
+
+def _is_row(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
+        return False
+    version = value.get("trajectory_format")
+    return isinstance(version, str) and version.startswith("mini-swe-agent")
+
+
+def _is_report(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("resolved_ids"), list) and "submitted_ids" in value
+
+
+def _read(source: Source) -> Iterator[Record | Refused]:
+    values = source.first_values
+    if values and all(map(_is_report, values)):
+        raise FormatError(
+            f"{source.path}: a report of SWE-bench, and no trajectories. It says which instances were resolved, "
+            "not in which run: give what it says as scores, Writer.score(episode_id, 'resolved', 1.0)"
+        )
+    yield from _rows(source)
+
+
+def _record(value: Any, key: str) -> Record:
+    if not isinstance(value, dict):
+        raise FormatError("not an object: a trajectory of mini-swe-agent has info, messages and trajectory_format")
+    rest = dict(value)
+    messages = rest.pop("messages", None)
+    if not isinstance(messages, list):
+        raise FormatError("has no `messages`, the list of what was said")
+    steps = []
+    for number, message in enumerate(messages, 1):
+        try:
+            steps.append(_step(message))
+        except FormatError as error:
+            raise FormatError(f"message {number}: {error}") from error
+    begin: dict[str, Any] = {"agent_name": "mini-swe-agent"}
+    end: dict[str, Any] = {}
+    move(rest, "instance_id", begin, "task_id", fits_begin)
+    begin["group_id"] = begin.get("task_id")
+    if isinstance(info := rest.get("info"), dict):
+        rest["info"] = dict(info)
+        move(rest["info"], "mini_version", begin, "agent_version", fits_begin)
+        move(rest["info"], "exit_status", end, "stop_reason", fits_end)
+    config = inside(rest, "info", "config")
+    begin["policy_name"] = text_or_none(inside(config, "model", "model_name"))
+    begin["env_snapshot"] = text_or_none(inside(config, "environment", "image"))
+    if "swebench" in (text_or_none(inside(config, "agent_type")) or ""):
+        begin["task_family"] = "swe-bench"
+    if (reason := end.get("stop_reason")) is not None:
+        status, stage = _ENDINGS.get(reason, ("failed", "other"))
+        end |= {"status": status, "failure_stage": stage}
+        if status == "truncated":
+            end["truncated"] = True
+        if stage is not None:
+            end["failure_detail"] = reason
+    if rest:
+        begin["extra"] = rest
+    return Record(key, cast(EpisodeFields, begin), steps, cast(EndFields, end))
+
+
+def _step(message: Any) -> StepFields:
+    if not isinstance(message, dict):
+        raise FormatError("not an object")
+    rest = dict(message)
+    role = rest.pop("role", None)
+    if not isinstance(role, str) or role not in _SOURCES:
+        raise FormatError(f"its role is none of {', '.join(_SOURCES)}")
+    step: dict[str, Any] = {"source": _SOURCES[role]}
+    if role != _ROLES[step["source"]]:
+        rest["role"] = role
+    if isinstance(rest.get("extra"), dict):
+        rest["extra"] = dict(rest["extra"])
+        move_time(rest["extra"], "timestamp", step, "timestamp")
+        move(rest["extra"], "cost", step, "cost_usd", fits_step)
+    if role == "tool":
+        _put_result(rest, step)
+    else:
+        move(rest, "content", step, "message", fits_step)
+        _put_calls(rest, step)
+        if isinstance(rest.get("extra"), dict):
+            _put_answer(rest["extra"], step, message)
+    if rest:
+        step["extra"] = rest
+    return cast(StepFields, step)
+
+
+def _put_result(rest: dict[str, Any], step: dict[str, Any]) -> None:
+    result: dict[str, Any] = {}
+    for name, column in (("tool_call_id", "call_id"), ("content", "content")):
+        if isinstance(rest.get(name), str):
+            result[column] = rest.pop(name)
+    extra = rest.get("extra")
+    code = inside(extra, "returncode")
+    if isinstance(code, int):
+        result["is_error"] = code != 0 or bool(inside(extra, "exception_info"))
+    if (
+        isinstance(extra, dict)
+        and "raw_output" in extra
+        and _output(result.get("content"), code) == extra["raw_output"]
+    ):
+        del extra["raw_output"]
+        extra[_BUILT] = ["raw_output"]
+    step["tool_results"] = [result]
+
+
+def _output(content: Any, code: Any) -> str | None:
+    """The output that stands in the text of an observation, by mini-swe-agent's usual template."""
+    before, after = f"<returncode>{code}</returncode>\n<output>\n", "</output>"
+    if not isinstance(content, str) or not content.startswith(before) or not content.endswith(after):
+        return None
+    return content[len(before) : -len(after)]
+
+
+def _put_calls(rest: dict[str, Any], step: dict[str, Any]) -> None:
+    calls = rest.get("tool_calls")
+    if not isinstance(calls, list) or not fits_step("tool_calls", calls):
+        return
+    del rest["tool_calls"]
+    step["tool_calls"] = [
+        {name: value for name, value in call.items() if name != "index" or value != position}
+        for position, call in enumerate(calls)
+    ]
+
+
+def _put_answer(extra: dict[str, Any], step: dict[str, Any], message: dict[str, Any]) -> None:
+    """The model's answer as its API gave it, without what it repeats of the message."""
+    built = []
+    if "actions" in extra and (actions := _actions(message.get("tool_calls"))) and actions == extra["actions"]:
+        del extra["actions"]
+        built.append("actions")
+    if isinstance(response := extra.get("response"), dict):
+        move(response := dict(response), "model", step, "model", fits_step)
+        extra["response"] = response
+        for column, path in _USAGE.items():
+            value = inside(response.get("usage"), *path)
+            if value is not None and fits_step(column, value):
+                step[column] = value
+        if _is_answer(response):
+            choice = dict(response["choices"][0])
+            choice["message"] = without_repeats(choice["message"], _said(message))
+            response["choices"] = [choice]
+    if built:
+        extra[_BUILT] = built
+
+
+def _is_answer(response: Any) -> bool:
+    choices = response.get("choices")
+    return isinstance(choices, list) and len(choices) == 1 and isinstance(inside(choices[0], "message"), dict)
+
+
+def _said(message: dict[str, Any]) -> dict[str, Any]:
+    names = ("content", "role", "tool_calls", "function_call")
+    return {name: message[name] for name in names if name in message}
+
+
+def _actions(calls: Any) -> list[dict[str, Any]]:
+    """The actions that follow from calls of the tool `bash`."""
+    actions = []
+    for call in calls if isinstance(calls, list) else ():
+        text = inside(call, "function", "arguments")
+        try:
+            given = loads(text) if isinstance(text, str) else None
+        except ValueError:
+            given = None
+        if isinstance(given, dict):
+            actions.append({**given, "tool_call_id": call.get("id")})
+    return actions
+
+
+def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
+    episode, extra = trajectory.episode, episode_extra(trajectory)
+    row: dict[str, Any] = {"messages": [_message(step) for step in trajectory.steps]}
+    if episode["task_id"] is not None:
+        row["instance_id"] = episode["task_id"]
+    if isinstance(extra.get("info"), dict):
+        for name, column in (("exit_status", "stop_reason"), ("mini_version", "agent_version")):
+            if episode[column] is not None:
+                extra["info"][name] = episode[column]
+    return row | extra
+
+
+def _message(step: dict[str, Any]) -> dict[str, Any]:
+    rest = extra_of(step)
+    message: dict[str, Any] = {"role": rest.pop("role", _ROLES[step["source"]])}
+    if step["source"] == "tool" and step["tool_results"]:
+        result = step["tool_results"][0]
+        message |= {"tool_call_id": result["call_id"], "content": result["content"]}
+    elif step["message"] is not None:
+        message["content"] = step["message"]
+    leftovers = rest.get("tool_calls")
+    if step["tool_calls"] is not None:
+        rest.pop("tool_calls", None)
+        message["tool_calls"] = [
+            {
+                "index": position,
+                "function": {"name": call["name"], "arguments": arguments(call)},
+                "id": call["id"],
+                "type": "function",
+                **(inside(leftovers, str(position)) or {}),
+            }
+            for position, call in enumerate(step["tool_calls"])
+        ]
+    message |= rest
+    if isinstance(extra := message.get("extra"), dict):
+        _restore(extra, step, message)
+    return message
+
+
+def _restore(extra: dict[str, Any], step: dict[str, Any], message: dict[str, Any]) -> None:
+    built = extra.pop(_BUILT, ())
+    if "raw_output" in built:
+        extra["raw_output"] = _output(message.get("content"), extra.get("returncode"))
+    if "actions" in built:
+        extra["actions"] = _actions(message.get("tool_calls"))
+    if step["timestamp"] is not None:
+        extra.setdefault("timestamp", step["timestamp"].timestamp())
+    if step["cost_usd"] is not None:
+        extra["cost"] = step["cost_usd"]
+    response = extra.get("response")
+    if isinstance(response, dict):
+        if step["model"] is not None:
+            response["model"] = step["model"]
+        if _is_answer(response):
+            choice = response["choices"][0]
+            choice["message"] = with_repeats(choice["message"], _said(message))
+
+
+_rows = per_row(_record, _rebuild)
+
+FORMAT = Format(
+    name="mini-swe-agent",
+    description="mini-swe-agent trajectories: one JSON object {info, messages, trajectory_format}",
+    detect=any_row(lambda value: _is_row(value) or _is_report(value)),
+    read=_read,
+    write=write_rows(_rebuild, "values"),
+)
