@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from trajlake.errors import StoreUnavailable
 from trajlake.storage import ObjectStore, open_store
@@ -13,7 +12,7 @@ from trajlake.storage.check import ensure_safe
 if TYPE_CHECKING:
     import polars as pl
 
-    from trajlake.ingest.writer import Durability, Writer
+    from trajlake.ingest.writer import Writer, WriterChoices
     from trajlake.read.snapshot import Snapshot
     from trajlake.table.tables import LakeInfo
 
@@ -40,18 +39,8 @@ class Lake:
 
         return read_marker(self.store)
 
-    def writer(
-        self,
-        run: str,
-        worker: str | None = None,
-        *,
-        spool: str | os.PathLike[str] | None = None,
-        durability: Durability = "remote",
-        segment_bytes: int = 4 << 20,
-        segment_seconds: float = 5.0,
-        memory_bytes: int = 64 << 20,
-    ) -> Writer:
-        """A Writer for one worker of a run: see trajlake.Writer.
+    def writer(self, run: str, worker: str | None = None, **choices: Unpack[WriterChoices]) -> Writer:
+        """A Writer for one worker of a run: see trajlake.Writer, and docs/writer.md for the choices.
 
         Raises LakeMissing where there is no lake. A store that does not answer is no reason to stop a rollout: the
         writer then begins on the spool alone and uploads when the store is back.
@@ -62,16 +51,7 @@ class Lake:
             self.check()
         except StoreUnavailable as error:
             log.warning("%s; recording into the spool until it answers", error)
-        return Writer(
-            self.store,
-            run,
-            worker,
-            spool=spool,
-            durability=durability,
-            segment_bytes=segment_bytes,
-            segment_seconds=segment_seconds,
-            memory_bytes=memory_bytes,
-        )
+        return Writer(self.store, run, worker, **choices)
 
     def snapshot(self, token: str | None = None) -> Snapshot:
         """The tables as they are now, pinned; or as they were, by the token of an earlier snapshot.

@@ -12,9 +12,9 @@ from tests.rollouts import record, record_episode
 
 import trajlake
 from trajlake.errors import AccessRefused, LakeMissing, NotDurable, StoreUnavailable, UsageError, WriterClosed
-from trajlake.ingest import uploader
+from trajlake.ingest import encoder, upload
+from trajlake.ingest.recovery import recover
 from trajlake.ingest.segment import decode_segment
-from trajlake.ingest.uploader import recover
 from trajlake.ingest.writer import Writer, new_episode_id
 from trajlake.storage import LocalStore
 from trajlake.storage.wrappers import Fault, FaultyStore, Moment
@@ -183,16 +183,16 @@ def test_a_store_that_refuses_for_good_is_reported_at_once(tmp_path, monkeypatch
 @pytest.mark.unit
 def test_a_disk_that_refuses_for_a_while_loses_nothing(tmp_path, monkeypatch):
     from trajlake.ingest import spool
-    from trajlake.ingest import writer as writer_module
 
     lake = trajlake.create(tmp_path / "lake")
-    monkeypatch.setattr(writer_module, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(encoder, "_RETRY_SECONDS", 0.01)
     real = spool.SpoolSegment.write
     failures = iter([True, False, True, True] + [False] * 1000)
 
     def write(self, batch, *, sync):
         if next(failures):
             self._file.write(b"torn")
+            self._file.write_out(sync=False)
             raise OSError(28, "No space left on device")
         real(self, batch, sync=sync)
 
@@ -295,13 +295,13 @@ def test_episode_ids_are_unique_and_sort_by_time():
 @pytest.mark.unit
 def test_a_damaged_spool_file_is_kept_and_never_called_durable(tmp_path, monkeypatch):
     lake = trajlake.create(tmp_path / "lake")
-    real = uploader.read_spooled
+    real = upload.read_spooled
 
     def read(path):
         path.write_bytes(b"damaged by the disk")
         return real(path)
 
-    monkeypatch.setattr(uploader, "read_spooled", read)
+    monkeypatch.setattr(upload, "read_spooled", read)
     writer = lake.writer(run="run")
     record_episode(writer, 1)
     with pytest.raises(NotDurable, match="damaged on disk"):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from trajlake.errors import WriterClosed
-from trajlake.ingest.values import begin_row, end_row, microseconds, step_row
+from trajlake.ingest.conversation import Conversation
+from trajlake.ingest.values import Row, begin_row, end_row, microseconds, step_row
 
 if TYPE_CHECKING:
     from trajlake.ingest.writer import Writer
@@ -85,7 +90,8 @@ class EndFields(TypedDict, total=False):
 
 
 class Episode:
-    """Records one episode. Use it as a context manager: an exception ends it as failed, with the error.
+    """Records one episode; safe to use from several threads. Use it as a context manager, plain or async: an
+    exception ends it as failed, with the error.
 
     A step of classic RL is one action: `observation` is what was seen before it, `action` what was done, `reward`,
     `terminated` and `truncated` what came back; the last step also carries `tensors={"final_observation": …}`.
@@ -102,10 +108,13 @@ class Episode:
         self.episode_id = episode_id
         self.attempt = attempt
         self._writer = writer
+        self._process = os.getpid()
+        self._lock = threading.Lock()
         self._steps = 0
         self._ended = False
         self._terminated: bool | None = None
         self._truncated: bool | None = None
+        self._conversation: Conversation | None = None
         row = begin_row(begin)
         if started_at is not None:
             row["occurred_at"] = microseconds(started_at)
@@ -116,24 +125,94 @@ class Episode:
 
         Raises UsageError that names the field, and WriterClosed after the end.
         """
-        if self._ended:
-            raise WriterClosed(f"episode {self.episode_id} has ended: a step cannot be added")
-        given: dict[str, Any] = dict(fields)
-        tensors = {name: given.pop(name) for name in ("observation", "action") if given.get(name) is not None}
-        if tensors:
-            given["tensors"] = tensors | dict(given.get("tensors") or {})
-        if given.get("source") is None:
-            given["source"] = "agent"
-        row = step_row(given)
-        self._writer.record("step", self.episode_id, self.attempt, row)
-        self._terminated = row.get("terminated", self._terminated)
-        self._truncated = row.get("truncated", self._truncated)
-        self._steps += 1
-        return self._steps - 1
+        row = step_row(_completed(fields))
+        with self._lock:
+            return self._add(row)
+
+    async def astep(self, **fields: Unpack[StepFields]) -> int:
+        """`step`, while the event loop goes on: it waits in another thread where memory is full."""
+        row = step_row(_completed(fields))
+        with self._lock:
+            if self._try_add(row, wait=False):
+                return self._steps - 1
+        return await asyncio.to_thread(self._add_locked, row)
+
+    def call(self, messages: Sequence[Any], response: Any = None, **fields: Unpack[StepFields]) -> int:
+        """Record one call of a chat model: the full prompt `messages`, the `response`, and `fields` of the response's
+        step (token ids, log-probabilities, reward, …). Returns the index of the last step.
+
+        Only messages that the last call did not have become steps, so that giving the whole history each time costs
+        as many bytes as giving it once. Where history was rewritten (summarised, cut, or another branch is taken),
+        the first message that differs follows, by `parent_step`, the last one that does not; messages that an
+        earlier call had in that place are not stored again.
+
+        Messages are OpenAI-style objects, or have `model_dump`; a response may also be text, or a whole chat
+        completion, of which usage, model and log-probabilities are taken. None records the prompt alone. Raises
+        UsageError that names the message.
+        """
+        with self._lock:
+            if self._conversation is None:
+                self._conversation = Conversation()
+            news = self._conversation.news(messages, response, fields, self._steps)
+            for row in [step_row(_completed(cast(StepFields, step))) for step in news.steps]:
+                self._add(row)
+            self._conversation.add(news)
+            return self._conversation.last_step
+
+    def sub_episode(self, *, episode_id: str | None = None, **fields: Unpack[EpisodeFields]) -> Episode:
+        """Begin an episode of its own within this one (a sub-agent, a branch); it refers to this as its parent, and
+        may end before or after it."""
+        fields.setdefault("parent_episode_id", self.episode_id)
+        return self._writer.episode(episode_id=episode_id, **fields)
+
+    def score(self, name: str, value: float, *, weight: float | None = None, kind: str | None = None) -> None:
+        """Add a reward component, before or after the end."""
+        self._writer.score(self.episode_id, name, value, weight=weight, kind=kind)
 
     def end(self, *, ended_at: Any = None, **fields: Unpack[EndFields]) -> None:
         """Record the outcome. `terminated` and `truncated` default to those of the last step that said so, and
         `status` to truncated or completed accordingly. Raises WriterClosed at a second call."""
+        with self._lock:
+            row = self._end_row(ended_at, fields)
+            self._writer.record("end", self.episode_id, self.attempt, row)
+            self._ended = True
+        self._writer.forget(self)
+
+    async def aend(self, *, ended_at: Any = None, **fields: Unpack[EndFields]) -> None:
+        """`end`, while the event loop goes on."""
+        await asyncio.to_thread(functools.partial(self.end, ended_at=ended_at, **fields))
+
+    def discard(self, reason: str = "discarded") -> None:
+        """End the episode as one that nobody wants: it is aborted, and retracted with `reason`, so that no sample
+        and no export has it. After `end` it only retracts."""
+        if not self._ended:
+            self.end(status="aborted", stop_reason="discarded")
+        self._writer.retract(self.episode_id, reason)
+
+    # -- what the calls above share --------------------------------------------------------------------------
+
+    def _add_locked(self, row: Row) -> int:
+        with self._lock:
+            return self._add(row)
+
+    def _add(self, row: Row) -> int:
+        self._try_add(row, wait=True)
+        return self._steps - 1
+
+    def _try_add(self, row: Row, *, wait: bool) -> bool:
+        """Record a step, with `_lock` held; False where it would have to wait and may not."""
+        if self._ended:
+            raise WriterClosed(f"episode {self.episode_id} has ended: a step cannot be added")
+        if wait:
+            self._writer.record("step", self.episode_id, self.attempt, row)
+        elif not self._writer.record("step", self.episode_id, self.attempt, row, wait=False):
+            return False
+        self._terminated = row.get("terminated", self._terminated)
+        self._truncated = row.get("truncated", self._truncated)
+        self._steps += 1
+        return True
+
+    def _end_row(self, ended_at: Any, fields: EndFields) -> Row:
         if self._ended:
             raise WriterClosed(f"episode {self.episode_id} has ended already")
         given: dict[str, Any] = dict(fields)
@@ -146,9 +225,7 @@ class Episode:
         row = end_row(given)
         if ended_at is not None:
             row["occurred_at"] = microseconds(ended_at)
-        self._writer.record("end", self.episode_id, self.attempt, row)
-        self._ended = True
-        self._writer.forget(self)
+        return row
 
     def __enter__(self) -> Episode:
         return self
@@ -156,16 +233,37 @@ class Episode:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._ended:
-            return
-        if kind is None:
-            self.end()
-        elif issubclass(kind, Exception):
-            self.end(
-                status="failed",
-                stop_reason=kind.__name__,
-                failure_stage="other",
-                failure_detail=f"{kind.__name__}: {error}",
-            )
-        else:  # the process is being ended: KeyboardInterrupt, SystemExit
-            self.end(status="aborted", stop_reason=kind.__name__)
+        if not self._ended and self._process == os.getpid():  # a forked child leaves the parent's episode alone
+            self.end(**_outcome(kind, error))
+
+    async def __aenter__(self) -> Episode:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._ended and self._process == os.getpid():
+            await self.aend(**_outcome(kind, error))
+
+
+def _completed(fields: StepFields) -> dict[str, Any]:
+    """With a source, and with observation and action among the tensors. `fields` are the call's own dict."""
+    given = cast(dict[str, Any], fields)
+    if given.get("source") is None:
+        given["source"] = "agent"
+    if "observation" in given or "action" in given:
+        tensors = {name: given.pop(name) for name in ("observation", "action") if name in given}
+        tensors = {name: value for name, value in tensors.items() if value is not None}
+        if tensors:
+            given["tensors"] = tensors | dict(given.get("tensors") or {})
+    return given
+
+
+def _outcome(kind: type[BaseException] | None, error: BaseException | None) -> EndFields:
+    """How an episode ends whose `with` block was left."""
+    if kind is None:
+        return {}
+    if not issubclass(kind, Exception):  # the process, or the task, is being ended
+        return {"status": "aborted", "stop_reason": kind.__name__}
+    detail = f"{kind.__name__}: {error}"
+    return {"status": "failed", "stop_reason": kind.__name__, "failure_stage": "other", "failure_detail": detail}

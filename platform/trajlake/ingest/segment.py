@@ -11,7 +11,7 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,8 +30,7 @@ EVENT_SCHEMA: pa.Schema = EVENTS.arrow.with_metadata({b"trajlake.events": str(EV
 _KEY_TYPES = [EVENTS[name].type for name in ("kind", "episode_id", "attempt", "sequence", "recorded_at")]
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """One event before it is Arrow: `row` is the struct that `kind` names."""
 
     kind: str

@@ -1,6 +1,7 @@
 """The spool: what a writer has recorded and the object store does not have yet, on local disk.
 
-    <spool>/<writer>/meta.json          which lake, run and worker; and the epoch, once it is claimed
+    <spool>/<writer>/meta.json          which lake, run and worker
+    <spool>/<writer>/epoch              the epoch, once it is claimed; its room is taken at the start, see set_epoch
     <spool>/<writer>/lock               held (flock) by the process that writes here, so freed by any death
     <spool>/<writer>/00000007.arrow     a closed segment, ready for upload; removed when the store has it
     <spool>/<writer>/00000008.open      the segment that is being written: an Arrow stream without an end
@@ -18,7 +19,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
 
@@ -27,25 +28,41 @@ import pyarrow as pa
 from trajlake.errors import UsageError
 from trajlake.ingest.segment import EVENT_SCHEMA, decode_spool, stream_options
 
-
-def default_spool() -> Path:
-    """`TRAJLAKE_SPOOL`, else a folder in the user's state folder."""
-    if folder := os.environ.get("TRAJLAKE_SPOOL"):
-        return Path(folder)
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "trajlake" / "spool"
+_EPOCH_BYTES = 20
+_HEADER_BYTES = EVENT_SCHEMA.serialize().size
 
 
 @dataclass(frozen=True)
 class SpoolMeta:
-    """Whose events a spool folder holds."""
+    """Whose events a spool folder holds. `is_fork`: by a process that was forked from the worker's own."""
 
     lake: str
     run_id: str
     worker_id: str
     host: str
     pid: int
-    epoch: int | None = None
+    is_fork: bool = False
+
+
+class NoSpool:
+    """In place of a folder, for a writer that never goes to the disk."""
+
+    path: Path | None = None
+
+    def __init__(self, meta: SpoolMeta) -> None:
+        self.meta = meta
+        self.claim = uuid.uuid4().hex
+        self.epoch: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing has to survive this process."""
+        self.epoch = epoch
+
+    def release(self, *, remove: bool) -> None:
+        """There is nothing to give up."""
+
+    def disown(self) -> None:
+        """There is nothing to let go of."""
 
 
 class SpoolFolder:
@@ -54,6 +71,8 @@ class SpoolFolder:
     def __init__(self, path: Path, meta: SpoolMeta, lock: FileIO) -> None:
         self.path = path
         self.meta = meta
+        self.claim = path.name
+        self.epoch: int | None = None
         self._lock = lock
 
     @classmethod
@@ -63,14 +82,14 @@ class SpoolFolder:
         try:
             path.mkdir(parents=True, mode=0o700)
             lock = _try_lock(path)
+            assert lock is not None
+            folder = cls(path, meta, lock)
+            folder._begin()
         except OSError as error:
             raise UsageError(
                 f"the spool folder {spool} cannot be used ({error.strerror}): "
                 "set TRAJLAKE_SPOOL or spool= to a writable one"
             ) from error
-        assert lock is not None
-        folder = cls(path, meta, lock)
-        folder._write_meta()
         return folder
 
     @classmethod
@@ -83,24 +102,33 @@ class SpoolFolder:
         if lock is None:
             return None
         try:
-            return cls(path, SpoolMeta(**json.loads((path / "meta.json").read_text())), lock)
+            folder = cls(path, read_meta(path), lock)
+            folder.epoch = _read_epoch(path)
+            return folder
         except (OSError, ValueError, TypeError):
             lock.close()
             return None
 
-    def _write_meta(self) -> None:
-        temporary = self.path / "meta.json.new"
-        with temporary.open("w") as file:
-            json.dump(asdict(self.meta), file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / "meta.json")
+    def _begin(self) -> None:
+        _write_whole(self.path / "epoch", b" " * _EPOCH_BYTES)
+        # Last, and whole or not at all: a folder without it is one that never held an event.
+        _write_whole(self.path / "meta.new", json.dumps(asdict(self.meta)).encode())
+        (self.path / "meta.new").replace(self.path / "meta.json")
         sync_folder(self.path)
+        sync_folder(self.path.parent)
 
     def set_epoch(self, epoch: int) -> None:
-        """Keep the claimed epoch, durably, before anything is uploaded under it."""
-        self.meta = replace(self.meta, epoch=epoch)
-        self._write_meta()
+        """Keep the claimed epoch, durably, before anything is uploaded under it.
+
+        Written over bytes that are there already, because a full disk must not keep a spool from being emptied.
+        """
+        descriptor = os.open(self.path / "epoch", os.O_WRONLY)
+        try:
+            os.pwrite(descriptor, f"{epoch:<{_EPOCH_BYTES}d}".encode(), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self.epoch = epoch
 
     def segments(self) -> Iterator[tuple[int, Path]]:
         """(number, file) of what is there, oldest first, `.open` ones included."""
@@ -113,9 +141,53 @@ class SpoolFolder:
 
     def release(self, *, remove: bool) -> None:
         """Give the folder up; remove it where nothing is left in it."""
-        if remove and not any(self.segments()):
-            shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # a disk that fails now: the folder stays, and is looked at again at the next start
+            if remove and not any(self.segments()):
+                shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
+
+    def disown(self) -> None:
+        """In a forked child: the folder is the parent's alone. Closing our copy of the lock leaves it locked."""
+        self._lock.close()
+
+
+class _BatchFile:
+    """What an Arrow stream writes into: gathers the many pieces of a batch, and writes them as one."""
+
+    closed = False
+
+    def __init__(self, path: Path) -> None:
+        self._file = FileIO(path, "x")
+        self._pieces: list[bytes] = []
+        self._gathered = 0
+
+    def write(self, data: bytes) -> int:
+        self._pieces.append(bytes(data))
+        self._gathered += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Arrow calls it after each piece; what is whole is written by `write_out`."""
+
+    def tell(self) -> int:
+        return self._file.tell() + self._gathered
+
+    def write_out(self, *, sync: bool) -> None:
+        """Bring what was gathered to the file, to its last byte: a disk that is nearly full takes a part of it
+        without an error. Raises OSError; what was gathered is then forgotten."""
+        rest = memoryview(b"".join(self._pieces))
+        self._pieces.clear()
+        self._gathered = 0
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        if sync:
+            os.fsync(self._file.fileno())
+
+    def cut(self, size: int) -> None:
+        self._file.truncate(size)
+
+    def let_go(self) -> None:
+        self._file.close()
 
 
 class SpoolSegment:
@@ -123,43 +195,87 @@ class SpoolSegment:
 
     def __init__(self, folder: SpoolFolder, number: int) -> None:
         self.number = number
-        self._whole = 0  # bytes up to the end of the last batch that was written without an error
-        self._open_path = folder.path / f"{number:08d}.open"
+        self.events = 0
+        self.bytes = 0  # up to the end of the last batch that was written without an error
         self._folder = folder
-        self._file = FileIO(self._open_path, "x")
+        self._synced_name = False
+        self._open_path = folder.path / f"{number:08d}.open"
+        self._file = _BatchFile(self._open_path)
         self._stream = pa.ipc.new_stream(self._file, EVENT_SCHEMA, options=stream_options())
 
-    @property
-    def bytes(self) -> int:
-        return self._file.tell()
-
     def write(self, batch: pa.RecordBatch, *, sync: bool) -> None:
-        """Append one batch; with `sync` it is on the disk when this returns."""
+        """Append one batch; with `sync` it is on the disk when this returns. Raises OSError: then `abandon` it."""
         self._stream.write_batch(batch)
-        if sync:
-            os.fsync(self._file.fileno())
-        self._whole = self._file.tell()
+        self._file.write_out(sync=sync)
+        if sync and not self._synced_name:
+            sync_folder(self._folder.path)
+            self._synced_name = True
+        self.bytes = self._file.tell()
+        self.events += batch.num_rows
 
     def close(self) -> Path:
         """End the stream and make it ready for upload. Returns the file's new path."""
         self._stream.close()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        self._file.write_out(sync=True)
+        self._file.let_go()
         ready = self._open_path.with_suffix(".arrow")
         self._open_path.rename(ready)
         sync_folder(self._folder.path)
         return ready
 
-    def abandon(self) -> None:
-        """Let go of the file after an error of the disk, cut back to its last whole batch."""
-        with suppress(OSError):  # a torn end does no harm either
-            self._file.truncate(self._whole)
-        self._file.close()
+    def abandon(self) -> Path:
+        """Let go of the file after an error of the disk, cut back to its last whole batch. Returns its path."""
+        with suppress(OSError, ValueError):  # a torn end does no harm either
+            self._file.cut(self.bytes)
+        with suppress(OSError):
+            self._file.let_go()
+        ready = self._open_path.with_suffix(".arrow")
+        return ready if ready.exists() else self._open_path
+
+    def disown(self) -> None:
+        """In a forked child: never write to the parent's file."""
+        self._file.let_go()
+
+
+class MemorySegment:
+    """A segment that waits in memory, because the disk refuses or is not wanted."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.events = 0
+        self.bytes = 0
+        self._batches: list[pa.RecordBatch] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append one batch."""
+        self._batches.append(batch)
+        self.bytes += batch.nbytes
+        self.events += batch.num_rows
+
+    def close(self) -> pa.Table:
+        """Everything that was written."""
+        return pa.Table.from_batches(self._batches, schema=EVENT_SCHEMA)
+
+
+def keep(folder: SpoolFolder, number: int, data: bytes) -> Path:
+    """Bring a segment that waited in memory to the disk after all. Raises OSError."""
+    path = folder.path / f"{number:08d}.arrow"
+    try:
+        _write_whole(path.with_suffix(".new"), data)
+        path.with_suffix(".new").replace(path)
+    except OSError:
+        with suppress(OSError):
+            path.with_suffix(".new").unlink(missing_ok=True)
+        raise
+    sync_folder(folder.path)
+    return path
 
 
 def read_spooled(path: Path) -> pa.Table:
     """The events of one spool file, up to its last whole batch."""
     data = path.read_bytes()
+    if path.suffix == ".open" and len(data) < _HEADER_BYTES:
+        return EVENT_SCHEMA.empty_table()  # cut off before its first batch
     # A power cut can leave a file whose name is there and whose blocks never were; nobody was told they were.
     return decode_spool(data if any(data[:64]) else b"", str(path))
 
@@ -189,8 +305,30 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def read_meta(path: Path) -> SpoolMeta:
+    """Whose folder `path` is. Raises OSError, ValueError or TypeError where it is none."""
+    return SpoolMeta(**json.loads((path / "meta.json").read_text()))
+
+
+def _read_epoch(path: Path) -> int | None:
+    text = (path / "epoch").read_text().strip()
+    return int(text) if text else None
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _try_lock(path: Path) -> FileIO | None:
-    file = FileIO(path / "lock", "a")
+    try:
+        file = FileIO(path / "lock", "a")
+    except OSError as error:
+        if error.errno not in {errno.EROFS, errno.EACCES}:
+            raise
+        file = FileIO(path / "lock", "r")  # a disk that became read-only can still be emptied into the store
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

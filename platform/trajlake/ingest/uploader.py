@@ -1,92 +1,74 @@
-"""Uploads closed segments, in order, for as long as it takes; and what earlier writers left in the spool."""
+"""The thread that uploads closed segments, in order, for as long as it takes; and then what dead writers left."""
 
 from __future__ import annotations
 
-import json
 import logging
 import random
-import re
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
-
-from trajlake.errors import (
-    AccessRefused,
-    BucketMissing,
-    NotDurable,
-    SegmentUnreadable,
-    StoreError,
-    StoreUnavailable,
-    UsageError,
-)
-from trajlake.ingest.segment import SegmentName, decode_segment, encode_segment
-from trajlake.ingest.spool import SpoolFolder, SpoolSegment, abandoned, read_spooled
-from trajlake.storage import Lost, ObjectStore, Unknown, Won
+from trajlake.errors import AccessRefused, BucketMissing, NotDurable, SegmentUnreadable, StoreError
+from trajlake.ingest.epochs import close_epoch
+from trajlake.ingest.recovery import recover_each
+from trajlake.ingest.spool import NoSpool, SpoolFolder
+from trajlake.ingest.upload import ClosedSegment, forget_file, load, put_segment
+from trajlake.storage import ObjectStore
 
 log = logging.getLogger("trajlake")
 
-EPOCHS = "epochs"
-_IDENTITY = ["kind", "episode_id", "attempt", "sequence", "recorded_at"]
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _LONGEST_PAUSE = 15.0
-
-
-def check_name(what: str, name: str) -> str:
-    """`name` unchanged. Raises UsageError where it cannot be part of an object's key."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UsageError(f"{what} must be of letters, digits, '.', '_' and '-', at most 128 of them, not {name!r}")
-    return name
-
-
-@dataclass(frozen=True)
-class _Closed:
-    number: int
-    path: Path
-    up_to: int  # every event with a lower sequence is durable once this one is
+_RECOVER_AGAIN = 300.0  # seconds until the spool is searched again for writers that died meanwhile
 
 
 class Uploader:
-    """The thread behind one writer that owns its spool folder's closed segments."""
+    """The thread behind one writer that owns its closed segments, on disk and in memory."""
 
-    def __init__(self, store: ObjectStore, folder: SpoolFolder, spool: Path) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        folder: SpoolFolder | NoSpool,
+        spool: Path | None,
+        on_uploaded: Callable[[ClosedSegment], None] = lambda segment: None,
+    ) -> None:
         self._store = store
         self._folder = folder
         self._spool = spool
+        self._on_uploaded = on_uploaded
         self._changed = threading.Condition()
-        self._waiting: deque[_Closed] = deque()
+        self._waiting: deque[ClosedSegment] = deque()
         self._stopping = False
         self._finished = False
         self._refusal: StoreError | None = None
         self._damaged = ""
         self._hurry = False
+        self._recover_at = 0.0
+        self._recovery: Iterator[int | str] | None = None
         self.durable_events = 0
+        self.uploaded_events = 0
         self.segments = 0
         self.bytes = 0
         self.retries = 0
-        self._last_up_to = 0
+        self.recovered_segments = 0  # of writers that are gone
+        self.durable_at: float | None = None
         self._thread = threading.Thread(target=self._loop, name="trajlake-uploader", daemon=True)
 
     def start(self) -> None:
-        """Begin; what dead writers of the same lake left in the spool goes first."""
+        """Begin."""
         self._thread.start()
 
-    def add(self, number: int, path: Path, up_to: int) -> None:
+    def add(self, segment: ClosedSegment) -> None:
         """A segment is closed and ready."""
         with self._changed:
-            self._waiting.append(_Closed(number, path, up_to))
-            self._last_up_to = up_to
+            self._waiting.append(segment)
             self._changed.notify_all()
 
-    def add_torn(self, segment: SpoolSegment) -> None:
-        """A segment whose file has a torn end: its whole batches are uploaded."""
-        path = self._folder.path / f"{segment.number:08d}.open"
-        with self._changed:
-            self._waiting.append(_Closed(segment.number, path, self._last_up_to))
-            self._changed.notify_all()
+    @property
+    def waiting(self) -> int:
+        """Closed segments that the store does not have yet."""
+        return len(self._waiting)
 
     def wait(self, up_to: int, deadline: float | None) -> None:
         """Return when every event below `up_to` is in the store. Raises NotDurable or the store's refusal."""
@@ -102,164 +84,105 @@ class Uploader:
                     raise NotDurable(f"a spool segment was damaged on disk: {self._damaged}")
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise NotDurable(
-                        f"{up_to - self.durable_events} events are not in {self._store.uri} yet; "
-                        f"they are safe in {self._folder.path} and are uploaded later"
-                    )
+                    raise NotDurable(self._what_waits(up_to))
                 self._changed.wait(left)
 
-    def stop(self, timeout: float, *, finished: bool) -> None:
-        """End the thread; with `finished` the epoch is marked as closed."""
+    def _what_waits(self, up_to: int) -> str:
+        text = f"{up_to - self.durable_events} events are not in {self._store.uri} yet; "
+        in_memory = sum(segment.events for segment in self._waiting if segment.table is not None)
+        if in_memory or self._folder.path is None:
+            return text + f"{in_memory} of them are in memory only and die with this process"
+        return text + f"they are safe in {self._folder.path} and are uploaded later"
+
+    def stop(self, timeout: float, *, finished: bool) -> list[ClosedSegment]:
+        """End the thread; with `finished` everything was uploaded, and the epoch is marked as closed. Returns the
+        segments that are still in memory."""
         with self._changed:
             self._stopping = True
             self._finished = finished
             self._changed.notify_all()
         self._thread.join(timeout)
+        with self._changed:
+            return [segment for segment in self._waiting if segment.table is not None]
 
     def _loop(self) -> None:
-        recover(self._store, self._spool)
         pause = 0.0
         while True:
             with self._changed:
                 if pause:
                     self._changed.wait_for(lambda: self._stopping or self._hurry, pause)
                 self._hurry = False
-                self._changed.wait_for(lambda: bool(self._waiting) or self._stopping)
-                if not self._waiting or (self._stopping and not self._finished and pause):
+                if self._stopping and pause:
                     break
-                closed = self._waiting[0]
-            try:
-                size = upload(self._store, self._folder, closed.number, closed.path)
-            except StoreError as error:
-                self.retries += 1
-                pause = min(_LONGEST_PAUSE, max(0.2, pause * 2)) * random.uniform(0.5, 1.0)  # noqa: S311
-                self._note(error)
+                segment = self._waiting[0] if self._waiting else None
+            if segment is None:
+                if not self._recover_one() and not self._wait_for_work():
+                    break
                 continue
+            try:
+                self._upload(segment)
+                pause = 0.0
             except SegmentUnreadable as error:
-                log.error("the spool segment %s cannot be read and stays there: %s", closed.path, error)
+                log.error("the spool segment %s cannot be read and stays there: %s", segment.path, error)
                 with self._changed:
                     self._waiting.popleft()
                     self._damaged = str(error)
                     self._changed.notify_all()
-                continue
-            pause = 0.0
-            with self._changed:
-                self._waiting.popleft()
-                self._refusal = None
-                self.durable_events = max(self.durable_events, closed.up_to)
-                self.segments += 1
-                self.bytes += size
-                self._changed.notify_all()
-        if self._finished and self._folder.meta.epoch is not None:
+            except Exception as error:  # noqa: BLE001  (whatever it is: the thread must live, and the segment stays)
+                self.retries += 1
+                pause = min(_LONGEST_PAUSE, max(0.2, pause * 2)) * random.uniform(0.5, 1.0)  # noqa: S311
+                self._note(error)
+        if self._recovery is not None:
+            del self._recovery
+        if self._finished:
             close_epoch(self._store, self._folder)
         self._folder.release(remove=True)
 
-    def _note(self, error: StoreError) -> None:
+    def _wait_for_work(self) -> bool:
+        """False where there will be none."""
+        with self._changed:
+            wait = max(0.0, self._recover_at - time.monotonic())
+            self._changed.wait_for(lambda: bool(self._waiting) or self._stopping, wait)
+            return bool(self._waiting) or not self._stopping
+
+    def _upload(self, segment: ClosedSegment) -> None:
+        size = put_segment(self._store, self._folder, segment.number, load(segment))
+        if segment.path is not None:
+            forget_file(segment.path)
+        with self._changed:
+            self._waiting.popleft()
+            self._refusal = None
+            self.durable_events = max(self.durable_events, segment.up_to)
+            self.uploaded_events += segment.events
+            self.segments += 1
+            self.bytes += size
+            self.durable_at = time.monotonic()
+            self._changed.notify_all()
+        self._on_uploaded(segment)
+
+    def _recover_one(self) -> bool:
+        """One segment of a writer that is gone. False where there is none, or the store is down: then later."""
+        if self._spool is None or (self._recovery is None and time.monotonic() < self._recover_at):
+            return False
+        try:
+            if self._recovery is None:
+                self._recovery = recover_each(self._store, self._spool)
+            if (found := next(self._recovery, None)) is not None:
+                self.recovered_segments += not isinstance(found, str)
+                return True
+            if self.recovered_segments:
+                log.info("uploaded %d segments that other writers left in %s", self.recovered_segments, self._spool)
+            self._recover_at = time.monotonic() + _RECOVER_AGAIN
+        except Exception as error:  # noqa: BLE001  (what others left must not end this writer)
+            log.warning("the spool of a writer that is gone could not be uploaded yet: %s", error)
+            self._recover_at = time.monotonic() + _LONGEST_PAUSE
+        self._recovery = None
+        return False
+
+    def _note(self, error: Exception) -> None:
         if self.retries in {1, 10} or self.retries % 100 == 0:
             log.warning("upload to %s failed (try %d), trying again: %s", self._store.uri, self.retries, error)
         if isinstance(error, (AccessRefused, BucketMissing)):
             with self._changed:
                 self._refusal = error
                 self._changed.notify_all()
-
-
-def upload(store: ObjectStore, folder: SpoolFolder, number: int, path: Path) -> int:
-    """Bring one spool segment into landing and remove its file. Returns the bytes sent.
-
-    The key belongs to this epoch alone, so an object that is there already is this segment, from a try whose
-    answer was lost; that it holds the same events is checked. Raises StoreError; the file then stays.
-    """
-    events = read_spooled(path)
-    size = 0
-    if len(events):
-        epoch = folder.meta.epoch
-        if epoch is None:
-            epoch = claim_epoch(store, folder)
-            folder.set_epoch(epoch)
-        data = encode_segment(events)
-        name = SegmentName(folder.meta.run_id, folder.meta.worker_id, epoch, number)
-        outcome = store.put_if_absent(name.key, data)
-        if isinstance(outcome, Unknown):
-            raise StoreUnavailable(str(outcome.error)) from outcome.error
-        if isinstance(outcome, Lost):
-            _check_same(store, name.key, events)
-        size = len(data)
-    path.unlink()
-    return size
-
-
-def _check_same(store: ObjectStore, key: str, events: pa.Table) -> None:
-    """That the object at `key` holds these events, in whatever bytes another version of a library made of them."""
-    try:
-        same = decode_segment(store.get(key), key).select(_IDENTITY).equals(events.select(_IDENTITY))
-    except SegmentUnreadable:
-        same = False
-    if not same:
-        raise StoreError(f"{key} holds something else than the segment that belongs there; the spool keeps the segment")
-
-
-def claim_epoch(store: ObjectStore, folder: SpoolFolder) -> int:
-    """The next free epoch of this run and worker, now ours. Says so where another process may still write."""
-    meta = folder.meta
-    prefix = f"{EPOCHS}/{meta.run_id}/{meta.worker_id}/"
-    keys = [info.key for info in store.list(prefix)]
-    claimed = [int(key[len(prefix) : -len(".json")]) for key in keys if key.endswith(".json")]
-    epoch = max(claimed, default=-1) + 1
-    claim = json.dumps({"host": meta.host, "pid": meta.pid, "claim": folder.path.name}).encode()
-    while True:
-        outcome = store.put_if_absent(f"{prefix}{epoch:06d}.json", claim)
-        if isinstance(outcome, Won):
-            break
-        if isinstance(outcome, Unknown):
-            raise StoreUnavailable(str(outcome.error)) from outcome.error
-        epoch += 1
-    if epoch > 0 and f"{prefix}{epoch - 1:06d}.closed" not in keys:
-        log.warning(
-            "worker %s of run %s was in use before and did not close; this process writes as its epoch %d",
-            meta.worker_id,
-            meta.run_id,
-            epoch,
-        )
-    return epoch
-
-
-def close_epoch(store: ObjectStore, folder: SpoolFolder) -> None:
-    """Mark the epoch as ended in order. Only a courtesy to the next process, so a failure is only logged."""
-    meta = folder.meta
-    try:
-        store.put_if_absent(f"{EPOCHS}/{meta.run_id}/{meta.worker_id}/{meta.epoch:06d}.closed", b"{}")
-    except StoreError as error:
-        log.info("the epoch could not be marked as closed: %s", error)
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """What was found in the spool of writers that are gone: segments uploaded, and those that stay with a reason."""
-
-    segments: int
-    events_bytes: int
-    unreadable: tuple[str, ...]
-
-
-def recover(store: ObjectStore, spool: Path) -> Recovery:
-    """Upload what writers of this lake left in `spool` when they died. Stops quietly where the store is down:
-    the files stay for the next start."""
-    segments = size = 0
-    unreadable: list[str] = []
-    for folder in abandoned(spool, store.uri):
-        try:
-            for number, path in list(folder.segments()):
-                try:
-                    size += upload(store, folder, number, path)
-                    segments += 1
-                except SegmentUnreadable as error:
-                    unreadable.append(str(error))
-                    log.error("the spool segment %s cannot be read and stays there: %s", path, error)
-        except StoreError as error:
-            log.warning("the spool of a writer that is gone could not be uploaded yet: %s", error)
-            return Recovery(segments, size, tuple(unreadable))
-        finally:
-            folder.release(remove=True)
-    if segments:
-        log.info("uploaded %d segments that writers left in %s when they died", segments, spool)
-    return Recovery(segments, size, tuple(unreadable))

@@ -1,0 +1,191 @@
+"""The bounded queue between the rollout's threads and the encoder, and what happens when it is full."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+
+import numpy as np
+
+from trajlake.errors import TrajlakeError, WriterClosed
+from trajlake.ingest.segment import Event
+from trajlake.ingest.values import Row
+
+log = logging.getLogger("trajlake")
+
+BATCH_BYTES = 1 << 20  # encode when this much waits …
+_LOG_AGAIN = 10.0  # seconds between two lines about dropped events
+
+# Durations must be right even when the machine's clock is set anew in the middle of an episode.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class EventQueue:
+    """Events in the order of their sequence. `changed` guards everything here, and the encoder's counters too.
+
+    `queued` bytes wait for the encoder and `held` bytes are encoded and wait in memory for the store; together they
+    are bounded by `limit`, give or take one event.
+    """
+
+    def __init__(self, run: str, limit: int, *, drops: bool) -> None:
+        self.changed = threading.Condition(threading.Lock())
+        self.sequence = 0
+        self.queued = 0
+        self.held = 0
+        self.accepting = True
+        self.is_full = False  # whether a rollout is waiting at this moment
+        self.waits = 0
+        self.wait_seconds = 0.0
+        self.dropped_events = 0
+        self.dropped_episodes = 0
+        self._run = run
+        self._limit = limit
+        self._drops = drops
+        self._events: deque[Event] = deque()
+        self._sizes: deque[int] = deque()
+        self._torn: dict[tuple[str, int], int] = {}  # steps that were dropped; -1: the begin was
+        self._logged_at = -_LOG_AGAIN
+        self._failure: BaseException | None = None
+        self._epoch_start = time.time_ns() - time.clock_gettime_ns(_CLOCK)
+
+    def put(self, kind: str, episode_id: str, attempt: int, row: Row, *, wait: bool = True) -> bool:
+        """Queue one event. Where memory is full it waits, or drops and counts; False where it would have to wait
+        and may not. Raises WriterClosed."""
+        size = approximate_bytes(row)
+        changed = self.changed
+        with changed:
+            if not self.accepting or self._failure is not None:
+                raise self._reason()
+            if self.queued + self.held > self._limit or self._torn:
+                if self._drops:
+                    admitted = self._admit(kind, episode_id, attempt, row)
+                    if admitted is None:
+                        return True
+                    row = admitted
+                elif not self._has_room(wait):
+                    return False
+            now = (self._epoch_start + time.clock_gettime_ns(_CLOCK)) // 1000
+            self._events.append(Event(kind, episode_id, attempt, self.sequence, now, row))
+            self._sizes.append(size)
+            self.sequence += 1
+            before, self.queued = self.queued, self.queued + size
+            if before < BATCH_BYTES <= self.queued:
+                changed.notify_all()
+        return True
+
+    def take(self, limit: int) -> tuple[list[Event], int]:
+        """At least one event, if there is any, and about `limit` bytes of them. Call it with `changed` held."""
+        events: list[Event] = []
+        size = 0
+        while self._events and size < limit:
+            events.append(self._events.popleft())
+            size += self._sizes.popleft()
+        return events, size
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def fail(self, error: BaseException) -> None:
+        """The encoder has died: nobody must wait for it."""
+        with self.changed:
+            self._failure = error
+            self.changed.notify_all()
+
+    def check(self) -> None:
+        """Raises TrajlakeError where the encoder has died."""
+        if self._failure is not None:
+            raise self._reason()
+
+    def _reason(self) -> TrajlakeError:
+        if self._failure is not None:
+            return TrajlakeError(f"the writer of run {self._run} has failed: {self._failure!r}; please report this")
+        return WriterClosed(f"writer of run {self._run} is closed: nothing can be recorded")
+
+    def _has_room(self, wait: bool) -> bool:
+        """True as soon as there is room; the rollout waits here."""
+        if self.queued + self.held <= self._limit:
+            return True
+        if not wait:
+            return False
+        began = time.monotonic()
+        self.waits += 1
+        try:
+            while self.queued + self.held > self._limit:
+                self.is_full = True
+                self.changed.notify_all()
+                self.changed.wait(0.5)
+                if not self.accepting or self._failure is not None:
+                    raise self._reason()
+        finally:
+            self.is_full = False
+            self.wait_seconds += time.monotonic() - began
+        return True
+
+    def _admit(self, kind: str, episode_id: str, attempt: int, row: Row) -> Row | None:
+        """The event, or None where it is dropped.
+
+        An episode keeps its first steps without a hole: after the first step that is dropped all others are, and its
+        end, which is always admitted, says so. An episode whose begin is dropped leaves nothing.
+        """
+        key = (episode_id, attempt)
+        is_full = self.queued + self.held > self._limit
+        dropped = self._torn.get(key)
+        if dropped is None and not is_full:
+            return row
+        if kind == "end" and dropped != -1:
+            if dropped is None:
+                return row
+            del self._torn[key]
+            told = {name: row[name] for name in ("terminated", "truncated", "reward", "success") if name in row}
+            return told | {
+                "status": "aborted",
+                "stop_reason": "steps were dropped",
+                "failure_stage": "other",
+                "failure_detail": f"{dropped} steps were not recorded: the writer's memory was full",
+            }
+        self.dropped_events += 1
+        if kind == "begin":
+            self._torn[key] = -1
+            self.dropped_episodes += 1
+        elif kind == "step" and dropped != -1:
+            self._torn[key] = (dropped or 0) + 1
+            self.dropped_episodes += dropped is None
+        elif kind == "end":
+            del self._torn[key]
+        if time.monotonic() - self._logged_at >= _LOG_AGAIN:
+            self._logged_at = time.monotonic()
+            log.error(
+                "run %s: memory is full: %d events of %d episodes were dropped so far",
+                self._run,
+                self.dropped_events,
+                self.dropped_episodes,
+            )
+        return None
+
+
+def approximate_bytes(row: Row) -> int:
+    """About how much memory a row takes."""
+    size = 64
+    for value in row.values():
+        kind = type(value)
+        if kind is str:
+            size += len(value) + 48
+        elif kind is np.ndarray:
+            size += value.nbytes + 96
+        elif kind is list:
+            size += 64 + sum(map(_approximate_bytes, value))
+        else:
+            size += 24
+    return size
+
+
+def _approximate_bytes(value: object) -> int:
+    if isinstance(value, (str, bytes, bytearray)):
+        return len(value) + 48
+    if isinstance(value, dict):
+        return 64 + sum(map(_approximate_bytes, value.values()))
+    if isinstance(value, (list, tuple)):
+        return 64 + sum(map(_approximate_bytes, value))
+    return 24

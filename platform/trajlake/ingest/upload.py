@@ -1,0 +1,97 @@
+"""One segment into landing: from the spool or from memory, exactly once under its own key."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from trajlake.errors import SegmentUnreadable, StoreError, StoreUnavailable
+from trajlake.ingest.epochs import claim_epoch
+from trajlake.ingest.segment import SegmentName, decode_segment, encode_segment
+from trajlake.ingest.spool import NoSpool, SpoolFolder, read_spooled
+from trajlake.storage import Lost, ObjectStore, Unknown
+
+log = logging.getLogger("trajlake")
+
+_IDENTITY = ["kind", "episode_id", "attempt", "sequence", "recorded_at"]
+
+
+@dataclass(frozen=True)
+class ClosedSegment:
+    """A segment that takes no more: on disk (`path`) or in memory (`table`). Every event with a sequence below
+    `up_to` is durable once this one and all before it are; `bytes` is the room that it takes until then."""
+
+    number: int
+    events: int
+    up_to: int
+    bytes: int
+    path: Path | None = None
+    table: pa.Table | None = None
+
+
+def load(segment: ClosedSegment) -> pa.Table:
+    """Its events. Raises SegmentUnreadable where the disk lost some of those that were written, and OSError."""
+    if segment.table is not None:
+        return segment.table
+    assert segment.path is not None
+    events = read_spooled(segment.path)
+    if len(events) < segment.events:
+        raise SegmentUnreadable(f"{segment.path}: {segment.events} events were written and {len(events)} are left")
+    return events
+
+
+def put_segment(store: ObjectStore, folder: SpoolFolder | NoSpool, number: int, events: pa.Table) -> int:
+    """Bring events into landing under this writer's epoch. Returns the bytes sent.
+
+    The key belongs to this epoch alone, so an object that is there already is this segment, from a try whose
+    answer was lost; that it holds the same events is checked. Raises StoreError.
+    """
+    if not len(events):
+        return 0
+    if folder.epoch is None:
+        _claim(store, folder)
+    assert folder.epoch is not None
+    data = encode_segment(events)
+    name = SegmentName(folder.meta.run_id, folder.meta.worker_id, folder.epoch, number)
+    outcome = store.put_if_absent(name.key, data)
+    if isinstance(outcome, Unknown):
+        raise StoreUnavailable(str(outcome.error)) from outcome.error
+    if isinstance(outcome, Lost):
+        _check_same(store, name.key, events)
+    return len(data)
+
+
+def forget_file(path: Path) -> None:
+    """Remove a file whose events the store has. Where the disk does not let go of it, it is sent again at the next
+    start, under the same key, which changes nothing."""
+    try:
+        path.unlink()
+    except OSError as error:
+        log.warning("%s is uploaded and cannot be removed: %s", path, error)
+
+
+def _claim(store: ObjectStore, folder: SpoolFolder | NoSpool) -> None:
+    epoch = claim_epoch(store, folder)
+    try:
+        folder.set_epoch(epoch)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        # Nobody can add to a spool that is read-only. What is sent from it again later, under another epoch, is a
+        # second take of the same episodes, of which compaction keeps one.
+        log.warning("the epoch cannot be kept in %s: %s", folder.path, error)
+        folder.epoch = epoch
+
+
+def _check_same(store: ObjectStore, key: str, events: pa.Table) -> None:
+    """That the object at `key` holds these events, in whatever bytes another version of a library made of them."""
+    try:
+        same = decode_segment(store.get(key), key).select(_IDENTITY).equals(events.select(_IDENTITY))
+    except SegmentUnreadable:
+        same = False
+    if not same:
+        raise StoreError(f"{key} holds something else than the segment that belongs there; the spool keeps the segment")
