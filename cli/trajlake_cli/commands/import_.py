@@ -15,7 +15,7 @@ from trajlake_cli.session import Session, pass_session
 
 if TYPE_CHECKING:
     from trajlake.formats.importing import FileReport, ImportReport
-    from trajlake.ingest.episode import Episode, EpisodeFields
+    from trajlake.ingest.episode import EpisodeFields
     from trajlake.ingest.writer import Writer
 
 _WHOLE_NUMBERS = ("trial", "seed")
@@ -45,6 +45,20 @@ def _format_names(ctx: click.Context, param: click.Parameter, incomplete: str) -
     metavar="COLUMN=VALUE",
     help="Said of every episode whose file does not say it, e.g. policy_name=gpt-4o; may be repeated.",
 )
+@click.option(
+    "--mapping",
+    metavar="FILE",
+    type=click.Path(),
+    help="A mapping file (TOML) that says where in rows of an unknown format columns and steps are.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="by the size of the files",
+    help="How many processes read.",
+)
+@click.option("--again", is_flag=True, help="Also read files that the run has already.")
 @click.option("--dry-run", is_flag=True, help="Read and check the files, and write nothing.")
 @output_option()
 @pass_session
@@ -54,39 +68,59 @@ def command(
     run: str,
     format: str | None,
     assignments: Sequence[str],
+    mapping: str | None,
+    processes: int | None,
+    again: bool,
     dry_run: bool,
     output: Output,
 ) -> None:
-    """Import files, or folders of files: tau-bench results, OpenAI-style chat JSONL.
+    """Import files, or folders of files. Each file's format is found out by its content.
 
     Each row becomes an episode or is refused with its reason; the good rows of a file with bad ones are imported.
-    Importing a file again is harmless: compaction recognises its episodes. Exit code 1 where anything was refused.
+    An import that was stopped goes on when it is called again: files that are in already are left out. Exit code 1
+    where anything was refused.
 
     \b
     Examples:
       trajlake --lake ./lake import results.json --run tau
       trajlake --lake ./lake import chats/ --run sft --set policy_name=gpt-4o --set task_family=support
+      trajlake --lake ./lake import rollouts/ --mapping ours.toml
       trajlake import results.json --dry-run
     """
     begin = _begin(assignments)
-    session.interrupted = "run the same command again; rows that are in already will be recognised"
+    if mapping is not None and format is not None:
+        raise click.UsageError("give --format or --mapping, not both")
+    session.interrupted = "run the same command again; files that are in already will be left out"
     from trajlake.formats.importing import import_files
+    from trajlake.formats.mapping import load_mapping
+    from trajlake.formats.parallel import import_tree
 
     if not dry_run:
         lake = session.lake()
         lake.check()
     with progress("import") as report:
+        sizes: dict[Path, tuple[int, int]] = {}
 
         def on_progress(path: Path, done: int, size: int) -> None:
-            report(done, size)
+            sizes[path] = (done, size)
+            report(sum(each[0] for each in sizes.values()), sum(each[1] for each in sizes.values()))
 
         if dry_run:
-            result = import_files(
-                cast("Writer", _Nowhere(run)), files, format=format, begin=begin, on_progress=on_progress
-            )
+            chosen = format if mapping is None else load_mapping(mapping)
+            nowhere = cast("Writer", _Nowhere(run))
+            result = import_files(nowhere, files, format=chosen, begin=begin, on_progress=on_progress)
         else:
-            with lake.writer(run=run) as writer:
-                result = import_files(writer, files, format=format, begin=begin, on_progress=on_progress)
+            result = import_tree(
+                lake,
+                run,
+                files,
+                format=format,
+                mapping=mapping,
+                begin=begin,
+                processes=processes,
+                again=again,
+                on_progress=on_progress,
+            )
     output.rows(
         [
             {
@@ -95,13 +129,20 @@ def command(
                 "episodes": file.episodes,
                 "steps": file.steps,
                 "refused": file.refused,
+                "state": _state(file),
             }
             for file in result.files
         ],
-        ["file", "format", "episodes", "steps", "refused"],
+        ["file", "format", "episodes", "steps", "refused", "state"],
     )
     if not _tell(result, dry_run):
         click.get_current_context().exit(1)
+
+
+def _state(file: FileReport) -> str:
+    if file.error is not None:
+        return "refused" if not file.episodes else "read in part"
+    return "in already" if file.already else "read"
 
 
 def _tell(result: ImportReport, dry_run: bool) -> bool:
@@ -115,6 +156,8 @@ def _tell(result: ImportReport, dry_run: bool) -> bool:
             say(f"{file.path}: … and {file.refused - len(file.refusals):,} more rows were refused")
         if file.error is not None:
             say(_error_of(file))
+    if already := [file for file in result.files if file.already]:
+        say(f"{len(already):,} files were in already and were not read (--again reads them)")
     say(f"{result.rows_in:,} rows in = {result.episodes:,} episodes + {result.refused:,} refused")
     if not result.files:
         say("trajlake: there are no files in what was named")
@@ -156,13 +199,6 @@ class _Nowhere:
     def __init__(self, run: str) -> None:
         self.run = run
 
-    def episode(self, *, episode_id: str, started_at: Any = None, **begin: Any) -> Episode:
-        from trajlake.ingest.episode import Episode
-
-        return Episode(cast("Writer", self), episode_id, 0, cast("EpisodeFields", begin), started_at)
-
     def record(self, kind: str, episode_id: str, attempt: int, row: dict[str, Any]) -> None: ...
-
-    def forget(self, episode: Episode) -> None: ...
 
     def flush(self) -> None: ...

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trajlake.errors import FormatError, UsageError
 from trajlake.formats.base import Format, Record, Refused
+from trajlake.formats.foreign import explain
 from trajlake.formats.source import Source, open_source
 
 __all__ = ["FORMATS", "Format", "Record", "Refused", "Source", "detect", "detect_source", "format_named", "open_source"]
@@ -52,7 +53,10 @@ def detect_source(source: Source) -> Format:
         candidate = format_named(name)
         if candidate.detect(source):
             return candidate
+    if (words := explain(source)) is not None:
+        raise FormatError(f"{source.path}: not imported: {words}")
     raise FormatError(
         f"{source.path}: not a format that is known ({', '.join(FORMATS)}): {source.appearance}. "
-        'Name the format if it is one of these, or write it as JSON Lines of {"messages": […]}'
+        "Name the format if it is one of these, describe it with a mapping file (--mapping), or write it as JSON "
+        'Lines of {"messages": […]}'
     )

@@ -68,16 +68,15 @@ def _record(value: Any, key: str) -> Record:
         for name, column in _AGENT.items():
             if agent.get(name) is not None and fits_begin(column, agent[name]):
                 begin[column] = agent.pop(name)
-    if said := _contradictions(rest.get("final_metrics"), steps):
-        begin["tags"] = {"contradiction": said}
+    notes = _contradictions(rest.get("final_metrics"), steps)
     begin["extra"] = rest
-    return Record(key, cast(EpisodeFields, begin), steps, EndFields())
+    return Record(key, cast(EpisodeFields, begin), steps, EndFields(), notes=notes)
 
 
-def _contradictions(totals: Any, steps: list[StepFields]) -> str:
-    """Where the summary says something else than the steps, which then count: in words, else empty."""
+def _contradictions(totals: Any, steps: list[StepFields]) -> list[str]:
+    """Where the summary says something else than the steps, which then count: in words."""
     if not isinstance(totals, dict):
-        return ""
+        return []
     found = []
     if isinstance(totals.get("total_steps"), int) and totals["total_steps"] != len(steps):
         found.append(f"total_steps is {totals['total_steps']}, there are {len(steps)}")
@@ -86,7 +85,7 @@ def _contradictions(totals: Any, steps: list[StepFields]) -> str:
         given = [cast(dict[str, Any], step)[column] for step in steps if column in step]
         if given and isinstance(said, (int, float)) and abs(said - sum(given)) > 1e-6 * abs(said):
             found.append(f"{name} is {said}, the steps' sum is {sum(given)}")
-    return "; ".join(found)
+    return [f"final_metrics contradict the steps: {', '.join(found)}"] if found else []
 
 
 def _step(given: Any, number: int) -> StepFields:

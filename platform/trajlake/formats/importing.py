@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from trajlake.errors import FormatError, UsageError
 from trajlake.formats import Format, Record, Refused, Source, detect_source, format_named, open_source
+from trajlake.formats.ledger import Ledger
 from trajlake.formats.rebuild import SOURCE_ROW
 from trajlake.ingest.episode import Episode, EpisodeFields
 from trajlake.ingest.writer import Writer
@@ -19,6 +20,7 @@ Progress = Callable[[Path, int, int], None]
 """Called with the file, the bytes of it that are read, and its size in bytes."""
 
 KEPT_REFUSALS = 100
+_FLUSH_BYTES = 64 << 20  # of files that were read: what a stopped import reads again is less
 _LONGEST_REASON = 500  # characters: a reason quotes the file, and the file may say anything
 
 
@@ -26,8 +28,9 @@ _LONGEST_REASON = 500  # characters: a reason quotes the file, and the file may 
 class FileReport:
     """What became of one file: `rows_in == episodes + refused`.
 
-    `refusals` are the first hundred of the refused; `notes` say where the file contradicts itself (its rows win), and
-    `error` says why the file was not read at all, or not further.
+    `refusals` and `notes` are the first hundred: of the refused, and of where the file contradicts itself (its rows
+    win). `error` says why the file was not read at all, or not further. `already` says that the run has the file from
+    an earlier import; the figures are of that one, and nothing was read.
     """
 
     path: Path
@@ -39,6 +42,7 @@ class FileReport:
     refusals: list[Refused] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: str | None = None
+    already: bool = False
 
 
 @dataclass
@@ -73,24 +77,28 @@ def import_files(
     writer: Writer,
     paths: Iterable[str | os.PathLike[str]],
     *,
-    format: str | None = None,
+    format: str | Format | None = None,
     begin: EpisodeFields | None = None,
     on_progress: Progress | None = None,
+    ledger: Ledger | None = None,
 ) -> ImportReport:
     """Record the episodes of files and folders (walked in sorted order, hidden names left out) with `writer`.
 
-    `format` is the name of one for all files, else each file's is found out by its content; `begin` is said of every
-    episode where its file does not say it (for example `policy_name`). Nothing about a file is fatal: what cannot be
-    read is in the report. When this returns, what it reports is durable. Importing a file again gives the same
-    episode ids, which compaction recognises.
+    `format` is the name of one for all files (or one of your own, such as `load_mapping` gives), else each file's is
+    found out by its content; `begin` is said of every episode where its file does not say it (for example
+    `policy_name`). Nothing about a file is fatal: what cannot be read is in the report. When this returns, what it
+    reports is durable. Importing a file again gives the same episode ids, which compaction recognises; with a
+    `ledger`, files that the run has already are left out.
 
     Raises UsageError for a format that does not exist or `begin` that cannot be, and what `Writer.flush` raises.
     """
-    chosen = None if format is None else format_named(format)
-    _Rehearsal().play("", Record("", begin or {}, []))
+    chosen = format_named(format) if isinstance(format, str) else format
+    check_begin(begin)
     report = ImportReport()
     seen: dict[str, Path] = {}
-    for path in _files(paths):
+    pending: list[tuple[str, FileReport]] = []
+    waiting = 0
+    for path in files_of(paths):
         file = FileReport(path)
         report.files.append(file)
         try:
@@ -98,11 +106,45 @@ def import_files(
             if source.sha256 in seen:
                 raise FormatError(f"{path}: holds the same bytes as {seen[source.sha256]}, which is imported already")
             seen[source.sha256] = path
+            if ledger is not None and _is_known(ledger, source, chosen, file):
+                continue
             _import(writer, source, chosen or detect_source(source), begin or {}, file, on_progress)
+            pending.append((source.sha256, file))
+            waiting += source.size
         except (FormatError, OSError) as error:
             file.error = _bounded(str(error).removeprefix(f"{path}: "))
-    writer.flush()
+        if waiting >= _FLUSH_BYTES:
+            _put_down(writer, ledger, pending)
+            waiting = 0
+    _put_down(writer, ledger, pending)
     return report
+
+
+def check_begin(begin: EpisodeFields | None) -> None:
+    """Raises UsageError where `begin` is not what can be said of an episode."""
+    _Rehearsal().play("", Record("", begin or {}, []))
+
+
+def _is_known(ledger: Ledger, source: Source, chosen: Format | None, file: FileReport) -> bool:
+    said = ledger.find(source.sha256)
+    if said is None or (chosen is not None and chosen.name != said.get("format")):
+        return False
+    try:
+        episodes, steps, refused = (int(said[name]) for name in ("episodes", "steps", "refused"))
+    except (KeyError, TypeError, ValueError):
+        return False
+    file.format, file.already = str(said.get("format")), True
+    file.episodes, file.steps, file.refused, file.rows_in = episodes, steps, refused, episodes + refused
+    return True
+
+
+def _put_down(writer: Writer, ledger: Ledger | None, pending: list[tuple[str, FileReport]]) -> None:
+    """Make everything durable, and then say so of the files."""
+    writer.flush()
+    for sha256, file in pending if ledger is not None else ():
+        assert ledger is not None
+        ledger.put(sha256, str(file.format), file.episodes, file.steps, file.refused)
+    pending.clear()
 
 
 def episode_id(run: str, sha256: str, key: str) -> str:
@@ -135,7 +177,7 @@ def _import(
         elif isinstance(item, Record):
             file.episodes += 1
             file.steps += len(item.steps)
-            file.notes += map(_bounded, item.notes)
+            file.notes += map(_bounded, item.notes[: KEPT_REFUSALS - len(file.notes)])
         if on_progress is not None and source.position != position:
             position = source.position
             on_progress(source.path, position, source.size)
@@ -156,15 +198,14 @@ def _completed(record: Record, begin: EpisodeFields, provenance: EpisodeFields, 
 def _record(writer: Writer, source: Source, record: Record) -> Refused | None:
     """Record one episode whole, or say why not."""
     identity = episode_id(writer.run, source.sha256, record.key)
+    kept = _Kept()
     try:
         # First without a writer: an episode that breaks off at its tenth step would be worse than none.
-        _Rehearsal().play(identity, record)
+        kept.play(identity, record)
     except UsageError as error:
         return Refused(record.key, str(error))
-    with writer.episode(episode_id=identity, started_at=record.started_at, **record.begin) as episode:
-        for step in record.steps:
-            episode.step(**step)
-        episode.end(ended_at=record.ended_at, **record.end)
+    for kind, row in kept.rows:
+        writer.record(kind, identity, 0, row)
     return None
 
 
@@ -186,7 +227,17 @@ class _Rehearsal:
     def forget(self, episode: Episode) -> None: ...
 
 
-def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
+class _Kept(_Rehearsal):
+    """Keeps what an Episode records, for the writer."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, dict[str, Any]]] = []
+
+    def record(self, kind: str, identity: str, attempt: int, row: dict[str, Any]) -> None:
+        self.rows.append((kind, row))
+
+
+def files_of(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
     """The files, each once, in the order given and sorted within a folder."""
     seen = set()
     for path in map(Path, paths):

@@ -35,6 +35,7 @@ FILES = [
 ]
 
 
+NOT_JSON = {"monitor-csv", "minari"}  # which refuse a file of JSON whole
 CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
@@ -70,7 +71,7 @@ def read_all(path: Path) -> None:
                 with suppress(UsageError):
                     recording.play("id", item)
         except FormatError:
-            assert source.kind
+            assert source.kind or name in NOT_JSON
         assert len(keys) == len(set(keys))
     encode_batch(recording.events)
 

@@ -35,7 +35,7 @@ def test_every_format_is_found_under_its_own_name() -> None:
         ('{"steps": [], "name": "connectx"}', "its rows have the keys 'steps', 'name'"),
         ("[1, 2]", "its rows are not JSON objects"),
         ("[]", "it holds no rows"),
-        ("r,l,t\n1,2,3\n", "its line 1: not JSON"),
+        ("r l t\n1 2 3\n", "its line 1: not JSON"),
         (b"PK\x03\x04" + bytes(50), "it is a ZIP archive"),
         (b"\x93NUMPY" + bytes(50), "it is a NumPy array"),
     ],

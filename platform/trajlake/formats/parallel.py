@@ -1,0 +1,186 @@
+"""Importing folders into a lake: in several processes where that pays, and on from where an import was stopped.
+
+Reading JSON and making rows of it hold Python's lock, so that threads gain nothing: processes do, one Writer each.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trajlake.errors import FormatError, UsageError
+from trajlake.formats import Format, open_source
+from trajlake.formats.importing import (
+    FileReport,
+    ImportReport,
+    Progress,
+    check_begin,
+    files_of,
+    import_files,
+)
+from trajlake.formats.ledger import Ledger
+from trajlake.formats.mapping import load_mapping
+from trajlake.ingest.episode import EpisodeFields
+from trajlake.lake import Lake, connect
+
+if TYPE_CHECKING:
+    from trajlake.ingest.writer import Writer
+
+_WORTH_A_PROCESS = 32 << 20  # bytes of files: two seconds to start a process are six of reading
+_BATCH_BYTES = 8 << 20
+_LOST = "the process that read it was killed, perhaps for want of memory; run the same command again"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What every process is told."""
+
+    uri: str
+    run: str
+    format: str | None
+    mapping: str | None
+    begin: EpisodeFields
+    again: bool
+
+
+def import_tree(
+    lake: Lake,
+    run: str,
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    format: str | None = None,
+    mapping: str | os.PathLike[str] | None = None,
+    begin: EpisodeFields | None = None,
+    processes: int | None = None,
+    again: bool = False,
+    on_progress: Progress | None = None,
+) -> ImportReport:
+    """Import files and folders into `run` of a lake, as `import_files` does, in the order of their names.
+
+    Files that the run has whole from an earlier import are left out, unless `again`. `mapping` names a mapping file
+    to read all files by. `processes` is how many there may be; None is as many as there are processors where the
+    files are large enough. Raises UsageError as `import_files` and `load_mapping` do.
+    """
+    if format is not None and mapping is not None:
+        raise UsageError("give a format or a mapping, not both")
+    job = _Job(lake.uri, run, format, None if mapping is None else str(mapping), begin or {}, again)
+    chosen = _format(job)
+    check_begin(begin)
+    files = list(files_of(paths))
+    wanted = _count(files, processes)
+    if wanted > 1:
+        return _in_processes(job, files, wanted, on_progress)
+    with lake.writer(run=run) as writer:
+        ledger = Ledger(lake.store, run, again=again)
+        return import_files(writer, files, format=chosen, begin=begin, on_progress=on_progress, ledger=ledger)
+
+
+def _format(job: _Job) -> str | Format | None:
+    return load_mapping(job.mapping) if job.mapping is not None else job.format
+
+
+def _count(files: Sequence[Path], processes: int | None) -> int:
+    if processes is not None:
+        if processes < 1:
+            raise UsageError(f"processes must be 1, 2, 3, …, not {processes}")
+        return min(processes, len(files))
+    size = sum(_size(path) for path in files)
+    return max(1, min(len(os.sched_getaffinity(0)), len(files), size // _WORTH_A_PROCESS))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except (OSError, ValueError):
+        return 0
+
+
+def _in_processes(job: _Job, files: Sequence[Path], count: int, on_progress: Progress | None) -> ImportReport:
+    found: dict[Path, FileReport] = {}
+    batches = _batches(_unlike(files, found), count)
+    # Not forked: a process with threads (a writer's, Arrow's) may hang in its copy.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context, _start, (job,)) as pool:
+        tasks: dict[Future[list[FileReport]], list[Path]] = {pool.submit(_read, batch): batch for batch in batches}
+        try:
+            for task in as_completed(tasks):
+                for report in _result(task, tasks[task]):
+                    found[report.path] = report
+                    if on_progress is not None:
+                        size = _size(report.path)
+                        on_progress(report.path, size, size)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return ImportReport([found[path] for path in files])
+
+
+def _unlike(files: Sequence[Path], found: dict[Path, FileReport]) -> list[Path]:
+    """The files that can be opened, of those with the same bytes the first; of the others there is a report."""
+    seen: dict[str, Path] = {}
+    kept = []
+    for path in files:
+        try:
+            sha256 = open_source(path).sha256
+        except (FormatError, OSError):
+            kept.append(path)  # whoever reads it says what is wrong
+            continue
+        if sha256 in seen:
+            error = f"holds the same bytes as {seen[sha256]}, which is imported already"
+            found[path] = FileReport(path, error=error)
+        else:
+            seen[sha256] = path
+            kept.append(path)
+    return kept
+
+
+def _batches(files: Sequence[Path], count: int) -> list[list[Path]]:
+    """The files in their order, in parts that are large enough to be flushed, and many enough to be shared out."""
+    total = sum(map(_size, files))
+    limit = max(_BATCH_BYTES, total // (count * 8))
+    batches: list[list[Path]] = []
+    size = limit
+    for path in files:
+        if size >= limit:
+            batches.append([])
+            size = 0
+        batches[-1].append(path)
+        size += _size(path)
+    return batches
+
+
+def _result(task: Future[list[FileReport]], batch: list[Path]) -> list[FileReport]:
+    try:
+        return task.result()
+    except BrokenProcessPool:
+        return [FileReport(path, error=_LOST) for path in batch]
+
+
+_read_files: Callable[[Sequence[Path]], ImportReport] | None = None
+"""In a process of the pool: imports with the process's own writer."""
+
+
+def _start(job: _Job) -> None:
+    global _read_files
+    lake = connect(job.uri)
+    writer: Writer = lake.writer(run=job.run)
+    Finalize(None, writer.close, exitpriority=100)
+    chosen = _format(job)
+    ledger = Ledger(lake.store, job.run, again=job.again)
+
+    def read(paths: Sequence[Path]) -> ImportReport:
+        return import_files(writer, paths, format=chosen, begin=job.begin, ledger=ledger)
+
+    _read_files = read
+
+
+def _read(batch: list[Path]) -> list[FileReport]:
+    assert _read_files is not None
+    return _read_files(batch).files
