@@ -14,7 +14,7 @@ from trajlake_cli.session import AGAIN, Session
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start": ("demo", "init", "doctor", "dev"),
-    "Fill": ("import", "compact"),
+    "Fill": ("import", "certify", "compact"),
     "Look": ("runs", "episodes", "show", "query", "stats", "replay"),
     "Train": ("sample", "export"),
     "Keep": ("vacuum", "schema", "completion"),
