@@ -12,7 +12,7 @@ from tests.rollouts import assert_same_rows, record, rows
 
 import trajlake
 from trajlake.errors import EpisodeMissing, LakeMissing, QueryError, SnapshotExpired, UsageError
-from trajlake.read.sampler import _uniform
+from trajlake.read.draws import below, words
 from trajlake.storage.wrappers import CountingStore
 from trajlake.table.retention import vacuum
 from trajlake_pipelines.compact import compact
@@ -198,7 +198,7 @@ def test_a_sampler_obeys_its_filter_and_says_when_nothing_fits(lake):
 
 
 def test_uniform_draws_are_uniform():
-    draws = _uniform(seed=11, first=0, count=120_000, size=12)
+    draws = below(words(seed=11, first=0, count=120_000), 12)
     counts = Counter(draws.tolist())
     chi_square = sum((counts[index] - 10_000) ** 2 / 10_000 for index in range(12))
     assert chi_square < 31.26  # the 0.999 quantile with 11 degrees of freedom
@@ -206,8 +206,8 @@ def test_uniform_draws_are_uniform():
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 10_000), st.integers(1, 50), st.integers(1, 2**31))
 def test_a_draw_depends_on_its_position_alone(seed, first, count, size):
-    together = _uniform(seed, first, count, size)
-    apart = np.concatenate([_uniform(seed, first + step, 1, size) for step in range(count)])
+    together = below(words(seed, first, count), size)
+    apart = np.concatenate([below(words(seed, first + step, 1), size) for step in range(count)])
     assert np.array_equal(together, apart)
     assert ((together >= 0) & (together < size)).all()
 

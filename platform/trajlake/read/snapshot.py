@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cached_property
@@ -30,7 +30,9 @@ from trajlake_schemas import EPISODES, STEPS
 if TYPE_CHECKING:
     from trajlake.lake import Lake
     from trajlake.read.export import ExportReport
+    from trajlake.read.items import Window
     from trajlake.read.sampler import Sampler
+    from trajlake.read.strategies import Strategy
 
 _TOKEN = re.compile(r"e(\d+)\.s(\d+)")
 _PLACE = ["episode_id", "steps_path", "row_group", "row_offset", "row_count"]
@@ -103,14 +105,17 @@ class Snapshot:
 
     def trajectories(self, episode_ids: Iterable[str]) -> Iterator[Trajectory]:
         """These episodes, in this order, a repeated id repeatedly. Raises EpisodeMissing before the first."""
-        wanted = list(episode_ids)
-        unique = list(dict.fromkeys(wanted))
+        return self._with_steps(self.rows_of(list(episode_ids)))
+
+    def rows_of(self, episode_ids: Sequence[str]) -> pl.DataFrame:
+        """The rows of these episodes, in this order, a repeated id repeatedly. Raises EpisodeMissing."""
+        unique = list(dict.fromkeys(episode_ids))
         rows = self.collect(self.episodes.filter(pl.col("episode_id").is_in(unique)))
         missing = set(unique) - set(rows["episode_id"])
         if missing:
             raise EpisodeMissing(f"no episode {min(missing)} in snapshot {self.token}")
-        ordered = pl.DataFrame({"episode_id": wanted}).join(rows, on="episode_id", how="left", maintain_order="left")
-        return self._with_steps(ordered.select(rows.columns))
+        wanted = pl.DataFrame({"episode_id": episode_ids}, schema={"episode_id": pl.String})
+        return wanted.join(rows, on="episode_id", how="left", maintain_order="left").select(rows.columns)
 
     def _with_steps(self, rows: pl.DataFrame) -> Iterator[Trajectory]:
         """The trajectories of these rows, in bounded batches."""
@@ -127,11 +132,40 @@ class Snapshot:
     def _reader(self) -> StepsReader:
         return StepsReader(self.lake.store)
 
-    def sampler(self, strategy: str = "uniform", *, where: str | None = None, seed: int = 0) -> Sampler:
-        """Draws episodes: see trajlake.read.sampler. Raises UsageError and QueryError."""
-        from trajlake.read.sampler import make_sampler
+    def sampler(
+        self,
+        strategy: str | Strategy = "uniform",
+        *,
+        where: str | None = None,
+        seed: int = 0,
+        unique: bool = False,
+        window: Window | None = None,
+        policy_version: float | None = None,
+        normalize_reward: str | Sequence[str] | None = None,
+        max_times_sampled: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        **options: Any,
+    ) -> Sampler:
+        """Draws episodes that fit `where`: see trajlake.read.strategies for the strategies and their `options`, and
+        trajlake.read.population.Recipe for the rest. `rank` is this reader's of `world_size` readers that share one
+        sequence. Raises UsageError and QueryError."""
+        from trajlake.read.population import Recipe, read_population
+        from trajlake.read.sampler import Sampler
+        from trajlake.read.strategies import strategy_of
 
-        return make_sampler(self, strategy, where=where, seed=seed)
+        by = tuple(normalize_reward.split(",")) if isinstance(normalize_reward, str) else normalize_reward
+        recipe = Recipe(
+            strategy_of(strategy, options),
+            seed=seed,
+            where=where,
+            unique=unique,
+            window=window,
+            policy_version=policy_version,
+            normalize_reward=None if by is None else tuple(by),
+            max_times_sampled=max_times_sampled,
+        )
+        return Sampler(self, read_population(self, recipe), recipe, rank=rank, world_size=world_size)
 
     def export(
         self,

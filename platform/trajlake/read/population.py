@@ -1,0 +1,136 @@
+"""The population: the episodes that a sampler may draw, sorted by id, with what it has to know of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from trajlake.errors import QueryError, UsageError
+from trajlake.read.items import Window
+from trajlake.read.strategies import Strategy, strategy_of
+
+if TYPE_CHECKING:
+    from trajlake.read.snapshot import Snapshot
+
+PLACE = ("steps_path", "row_group", "row_offset", "row_count")
+_ALWAYS = ("episode_id", "n_steps", "reward", "policy_version", "group_id", "retracted", "duplicate_of", *PLACE)
+_EPSILON = 1e-6  # keeps groups of equal rewards from dividing by zero
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a sequence of draws depends on, beside the snapshot: JSON-compatible, and equal where the draws are.
+
+    `unique` leaves out episodes that repeat the content of another. `policy_version` is the trainer's, to which policy
+    lags refer (None: the highest among the episodes). `normalize_reward` names columns: within each combination of
+    their values rewards become (r - mean) / (standard deviation with ddof 1 + 1e-6), as GRPO's advantages
+    (Shao et al. 2024, arXiv:2402.03300) with `group_id`. `max_times_sampled` ends the drawing of an item, as in Reverb.
+    """
+
+    strategy: Strategy
+    seed: int = 0
+    where: str | None = None
+    unique: bool = False
+    window: Window | None = None
+    policy_version: float | None = None
+    normalize_reward: tuple[str, ...] | None = None
+    max_times_sampled: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"seed must be from 0 to 2**63 - 1, not {self.seed}")
+        if self.max_times_sampled is not None and self.max_times_sampled < 1:
+            raise UsageError(f"max_times_sampled must be at least 1, not {self.max_times_sampled}")
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; `from_json` reads them back."""
+        window = None if self.window is None else dict(vars(self.window))
+        by = None if self.normalize_reward is None else list(self.normalize_reward)
+        return {**vars(self), "strategy": self.strategy.to_json(), "window": window, "normalize_reward": by}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Recipe:
+        """Raises UsageError for what `to_json` does not write."""
+        try:
+            window = None if values["window"] is None else Window(**values["window"])
+            by = None if values["normalize_reward"] is None else tuple(values["normalize_reward"])
+            known = {name: values[name] for name in cls.__dataclass_fields__}
+            strategy = strategy_of(values["strategy"], {})
+            return cls(**{**known, "strategy": strategy, "window": window, "normalize_reward": by})
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"this does not describe a sampler: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class Population:
+    """`rows` has one row an episode; `left_out` says how many were left out and why; lags refer to `policy_version`."""
+
+    rows: pl.DataFrame
+    left_out: dict[str, int] = field(default_factory=dict)
+    policy_version: float | None = None
+
+
+def columns_of(recipe: Recipe) -> list[pl.Expr]:
+    """What has to be selected from `episodes` for this recipe. Raises QueryError for wrong SQL in the strategy."""
+    try:
+        special = recipe.strategy.columns()
+    except pl.exceptions.PolarsError as error:
+        raise QueryError(f"strategy {recipe.strategy.name}: {error}") from error
+    names = dict.fromkeys((*_ALWAYS, *(recipe.normalize_reward or ())))
+    return [pl.col(name) for name in names if name not in special] + [
+        expression.alias(name) for name, expression in special.items()
+    ]
+
+
+def read_population(snapshot: Snapshot, recipe: Recipe) -> Population:
+    """The population of a snapshot. Raises UsageError where nothing is left, QueryError."""
+    rows = snapshot.collect(snapshot.where(recipe.where).select(columns_of(recipe)))
+    return population(rows.sort("episode_id"), recipe)
+
+
+def population(rows: pl.DataFrame, recipe: Recipe) -> Population:
+    """The population of these rows (sorted by id, with the columns of `columns_of`). Raises UsageError where nothing is
+    left of them."""
+    fits = f" {recipe.where!r}" if recipe.where else ""
+    if rows.is_empty():
+        raise UsageError("no episode fits" + (fits or ": the snapshot is empty"))
+    left_out: dict[str, int] = {}
+    rows = _without(rows, "retracted", rows["retracted"].is_not_null(), left_out)
+    if recipe.unique:
+        rows = _without(rows, "repeats another episode", rows["duplicate_of"].is_not_null(), left_out)
+    version = pl.col("policy_version").cast(pl.Float64, strict=False)
+    current = recipe.policy_version
+    if current is None:
+        highest = rows.select(version.max()).item()
+        current = None if highest is None else float(highest)
+    rows = rows.with_columns(policy_lag=pl.lit(current, pl.Float64) - version)
+    for reason, mask in recipe.strategy.leaves_out(rows):
+        # Masks are of all rows: what an earlier reason took is no longer there.
+        rows = rows.with_columns(mask.alias(f"mask {reason}"))
+    for name in [name for name in rows.columns if name.startswith("mask ")]:
+        rows = _without(rows, name.removeprefix("mask "), rows[name].fill_null(False), left_out).drop(name)
+    if rows.is_empty():
+        reasons = ", ".join(f"{count} were left out: {reason}" for reason, count in left_out.items())
+        raise UsageError(f"no episode fits{fits}: {reasons}")
+    if recipe.normalize_reward is not None:
+        rows = rows.with_columns(normalized_reward=_normalized(recipe.normalize_reward))
+    return Population(rows, left_out, current)
+
+
+def _without(rows: pl.DataFrame, reason: str, mask: pl.Series, left_out: dict[str, int]) -> pl.DataFrame:
+    if count := int(mask.sum()):
+        left_out[reason] = count
+        return rows.filter(~mask)
+    return rows
+
+
+def _normalized(by: tuple[str, ...]) -> pl.Expr:
+    """Rewards that are null or NaN stay out of the mean and become null; one reward alone becomes 0."""
+    reward = pl.col("reward").fill_nan(None)
+    mean, deviation = reward.mean(), reward.std(ddof=1).fill_null(0.0)
+    if by:
+        mean, deviation = mean.over(by), deviation.over(by)
+    return (reward - mean) / (deviation + _EPSILON)

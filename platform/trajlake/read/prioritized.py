@@ -1,0 +1,188 @@
+"""Prioritized replay (Schaul et al. 2016, Prioritized Experience Replay, arXiv:1511.05952).
+
+    P(i) = p_i ** alpha / sum_k p_k ** alpha                  (equation 1)
+    w_i  = (N * P(i)) ** -beta / max_j w_j                    (section 3.4) = (min_j P(j) / P(i)) ** beta
+
+Names as in Reverb (priority) and TorchRL (alpha, beta).
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import polars as pl
+
+from trajlake.errors import UsageError
+from trajlake.read.draws import Floats, Indexes, fractions, words
+from trajlake.read.items import Items
+from trajlake.read.strategies import Drawer, Drawn, Kind, Strategy
+
+
+@dataclass(frozen=True)
+class Prioritized(Strategy):
+    """Items by `priority` to the power `alpha`: a numeric column or an SQL expression such as `abs(reward - 0.5)`, and
+    later what the trainer sets. An item without one has the highest priority of all, as new transitions have in the
+    paper; 0 is never drawn.
+
+    The importance weights' `beta` rises to 1 over the first `anneal` positions (0: it stays).
+    """
+
+    priority: str = "reward"
+    alpha: float = 0.6
+    beta: float = 0.4
+    anneal: int = 0
+    name: ClassVar[str] = "prioritized"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha < np.inf or not 0 <= self.beta <= 1 or self.anneal < 0:
+            raise UsageError("alpha must be 0 or more, beta from 0 to 1, anneal 0 or more")
+
+    def columns(self) -> dict[str, pl.Expr]:
+        return {"priority": pl.sql_expr(self.priority)}
+
+    def drawer(self, rows: pl.DataFrame, items: Items, seed: int) -> Drawer:
+        given = rows["priority"]
+        if not (given.dtype.is_numeric() or given.dtype in (pl.Boolean, pl.Null)):
+            raise UsageError(f"priority {self.priority} is of type {given.dtype}: give a number")
+        values = items.from_rows(given.cast(pl.Float64).fill_nan(None).fill_null(float("nan")).to_numpy())
+        if wrong := int(((values < 0) | np.isinf(values)).sum()):
+            raise UsageError(
+                f"priority {self.priority} is negative or infinite for {wrong} items: give e.g. abs({self.priority})"
+            )
+        highest = np.nanmax(values) if not np.isnan(values).all() else 1.0
+        return PriorityDrawer(self, seed, np.where(np.isnan(values), highest, values))
+
+
+class PriorityDrawer:
+    """Draws by a sum tree; `update` changes priorities."""
+
+    length: int | None = None
+    kind: Kind = "independent"
+
+    def __init__(self, strategy: Prioritized, seed: int, priorities: Floats) -> None:
+        self._strategy, self._seed = strategy, seed
+        self._changed: dict[int, float] = {}
+        self._size = len(priorities)
+        self._tree = SumTree(self._raised(priorities))
+
+    def _raised(self, priorities: Floats) -> Floats:
+        # 0 ** 0 is 1 in numpy, but what has priority 0 is not drawn at any exponent
+        return np.where(priorities > 0, priorities**self._strategy.alpha, 0.0)
+
+    def draw(self, first: int, count: int) -> Drawn:
+        total = self._tree.total
+        if not total > 0:
+            raise UsageError("every priority is 0: nothing can be drawn")
+        items = self._tree.find(fractions(words(self._seed, first, count)) * total)
+        values = self._tree.values(items)
+        return Drawn(items, values / total, (self._tree.least / values) ** self._betas(first, count))
+
+    def _betas(self, first: int, count: int) -> float | Floats:
+        beta, anneal = self._strategy.beta, self._strategy.anneal
+        if not anneal:
+            return beta
+        return np.minimum(1.0, beta + (1.0 - beta) * np.arange(first, first + count) / anneal)
+
+    def update(self, items: Indexes, priorities: Floats) -> None:
+        """Set priorities; of several for one item the last counts. Raises UsageError."""
+        if len(items) != len(priorities):
+            raise UsageError(f"{len(items)} items and {len(priorities)} priorities: give one for each")
+        if len(items) and not (np.isfinite(priorities).all() and (priorities >= 0).all()):
+            raise UsageError("priorities must be 0 or more and finite")
+        self._changed.update(zip(items.tolist(), priorities.tolist(), strict=True))
+        _, last = np.unique(items[::-1], return_index=True)
+        chosen = len(items) - 1 - last
+        self._tree.set(items[chosen], self._raised(priorities[chosen]))
+
+    def chance_of(self, items: Indexes) -> float:
+        """The probability that the next draw is one of these."""
+        return float(self._tree.values(items).sum()) / self._tree.total if self._tree.total > 0 else 1.0
+
+    def state(self) -> dict[str, Any]:
+        """The priorities that were set, packed."""
+        items = np.fromiter(self._changed, np.int64, len(self._changed))
+        values = np.fromiter(self._changed.values(), np.float64, len(self._changed))
+        return {"items": pack(items), "priorities": pack(values)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Only for a drawer to which nothing was done yet."""
+        self.update(unpack(state["items"], np.int64), unpack(state["priorities"], np.float64))
+
+
+def pack(values: np.ndarray[Any, Any]) -> str:
+    """An array as text: little-endian, deflated, base64."""
+    return base64.b64encode(zlib.compress(values.astype(values.dtype.newbyteorder("<")).tobytes(), 1)).decode()
+
+
+def unpack(text: str, dtype: Any) -> np.ndarray[Any, Any]:
+    """The array of `pack`."""
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), np.dtype(dtype).newbyteorder("<")).astype(dtype)
+
+
+class SumTree:
+    """Values whose sum, least positive one and place by cumulative sum are found in O(log n), many at a time.
+
+    A node is always the sum of its two children as they are now, never changed by a difference: equal values give
+    equal bits whatever came before, which is why a resumed sampler draws the same.
+    """
+
+    def __init__(self, values: Floats) -> None:
+        self._levels = max(1, (len(values) - 1).bit_length())
+        self._base = 1 << self._levels
+        self._sums = np.zeros(2 * self._base)
+        self._least = np.full(2 * self._base, np.inf)
+        self._put(slice(self._base, self._base + len(values)), values)
+        first = self._base
+        while first > 1:
+            first //= 2
+            self._combine(np.arange(first, 2 * first))
+
+    def _put(self, nodes: Any, values: Floats) -> None:
+        self._sums[nodes] = values
+        self._least[nodes] = np.where(values > 0, values, np.inf)
+
+    def _combine(self, nodes: Indexes) -> None:
+        self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
+        self._least[nodes] = np.minimum(self._least[2 * nodes], self._least[2 * nodes + 1])
+
+    def set(self, items: Indexes, values: Floats) -> None:
+        """Change values; `items` must be different ones."""
+        if not len(items):
+            return
+        nodes = items + self._base
+        self._put(nodes, values)
+        for _ in range(self._levels):
+            nodes = np.unique(nodes >> 1)
+            self._combine(nodes)
+
+    @property
+    def total(self) -> float:
+        return float(self._sums[1])
+
+    @property
+    def least(self) -> float:
+        """The least value above 0."""
+        return float(self._least[1])
+
+    def values(self, items: Indexes) -> Floats:
+        return self._sums[items + self._base]
+
+    def find(self, masses: Floats) -> Indexes:
+        """For each mass in [0, total) the item in whose share of the cumulative sum it is; never one of value 0."""
+        order = np.argsort(masses)  # neighbours walk the same nodes, which are then in the processor's cache
+        left_over = masses[order]
+        nodes = np.ones(len(masses), np.int64)
+        for _ in range(self._levels):
+            nodes *= 2
+            left = self._sums[nodes]
+            # Rounding may leave a mass beyond the last value: it stays on the side where there is something.
+            right = (left_over >= left) & (self._sums[nodes + 1] > 0)
+            left_over -= np.where(right, left, 0.0)
+            nodes += right
+        found = np.empty(len(masses), np.int64)
+        found[order] = nodes - self._base
+        return found
