@@ -32,15 +32,6 @@ _ROWS: tuple[tuple[Callable[[Any], bool], str], ...] = (
         f"a listing of Inspect logs by their headers, {_SUMMARY}: import the logs (.eval) that it names",
     ),
     (
-        _keys("resolved_ids", "submitted_ids"),
-        f"a SWE-bench evaluation report, {_SUMMARY}: import the .traj files, tell with Writer.score what was solved",
-    ),
-    (
-        _keys("env_id", "num_examples", "rollouts_per_example"),
-        f"the metadata of a verifiers evaluation, {_SUMMARY} (and its averages are often stale): import the "
-        "results.jsonl beside it",
-    ),
-    (
         _keys("name", "memory", "is_success"),
         "a Reflexion summary of environments: whether each was solved so far, which is carried from trial to trial, "
         "and no steps; the trajectories stand in the trial logs beside it as text",
