@@ -67,7 +67,7 @@ def _record(log: Any, key: str) -> Record:
     end: dict[str, Any] = {}
     move(rest, "environment", begin, "env_name", fits_begin)
     if "env_name" in begin:
-        begin["domain"] = begin["env_name"].removeprefix(_PREFIX)
+        begin["domain"] = str(begin["env_name"]).removeprefix(_PREFIX)
     steps = _steps(rest, begin.get("domain"))
     for name in ("task_id", "query_idx"):
         if "task_id" not in begin:

@@ -2,7 +2,7 @@
 
 https://github.com/SWE-agent/mini-swe-agent. What a message's `extra` says a second time (the answer as the API gave
 it, the actions that follow from the calls, the output that stands in the text) is left out and made again.
-SWE-bench reports (`resolved_ids`) are refused: they name instances, and not which of the runs beside them is meant.
+SWE-bench evaluation reports (`resolved_ids`) are refused: they name instances, and not which of the runs is meant.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def _read(source: Source) -> Iterator[Record | Refused]:
     values = source.first_values
     if values and all(map(_is_report, values)):
         raise FormatError(
-            f"{source.path}: a report of SWE-bench, and no trajectories. It says which instances were resolved, "
-            "not in which run: give what it says as scores, Writer.score(episode_id, 'resolved', 1.0)"
+            f"{source.path}: an SWE-bench evaluation report, which holds no trajectories: it says which instances were "
+            "resolved, and not in which run. Import the .traj.json files, and give what it says as scores: "
+            "Writer.score(episode_id, 'resolved', 1.0)"
         )
     yield from _rows(source)
 

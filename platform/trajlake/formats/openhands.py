@@ -226,8 +226,8 @@ def _source(event: Mapping[str, Any]) -> str:
             return "system"
         if said == "user" or (said is None and action == "message"):
             return "user" if action == "message" else "environment"
-        return "agent" if said in {"agent", None} else "environment"
-    return "tool" if said in {"agent", None} else "environment"
+        return "agent" if said in ("agent", None) else "environment"
+    return "tool" if said in ("agent", None) else "environment"
 
 
 def _usual_source(source: str) -> str:

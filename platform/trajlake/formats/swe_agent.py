@@ -98,8 +98,8 @@ def _config(value: Any) -> Any:
         return None
 
 
-def _ending(status: str | None) -> dict[str, Any]:
-    if status is None:
+def _ending(status: Any) -> dict[str, Any]:
+    if not isinstance(status, str):
         return {}
     if any(word in status for word in _BUDGETS):  # also "submitted (exit_cost)": what was done so far
         return {"status": "truncated", "truncated": True, "failure_stage": "budget", "failure_detail": status}

@@ -47,7 +47,7 @@ def _read(source: Source) -> Iterator[Record | Refused]:
     values = source.first_values
     if values and all(map(_is_metadata, values)):
         raise FormatError(
-            f"{source.path}: describes an evaluation by verifiers and holds no rollouts: "
+            f"{source.path}: metadata of a verifiers evaluation, which holds no rollouts: "
             "it is read with the results.jsonl beside it"
         )
     file = _File(_metadata_beside(source.path))

@@ -1,0 +1,113 @@
+"""Files made of good rows with something wrong in them, and what must hold of them whatever it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from trajlake.errors import FormatError
+from trajlake.formats import Format, Record, Refused, detect_source, open_source
+from trajlake.formats.rebuild import SOURCE_ROW, difference, stored
+from trajlake.ingest.episode import EpisodeFields
+from trajlake.ingest.segment import Event, encode_batch
+
+_LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=4),
+    st.sampled_from(
+        [10**400, -(2**63), 2**63, 1e308, "\ud800", "\0", "NaN", "{}", "[]", "1999-01-01", "0001-01-01", -1e10]
+    ),
+    st.sampled_from(["[]", "{}", "[[]]", "[{}]", '{"0": 0}', '{"0": {}}', '["x"]', '{"text": "x"}']).map(json.loads),
+)
+
+
+def mutations(rows: Sequence[Any]) -> st.SearchStrategy[Any]:
+    """One of the rows with up to four things changed, taken away, wrapped, doubled, renamed or written as text."""
+    texts = [json.dumps(row) for row in rows]  # Hypothesis would print arguments, and these may be large
+
+    @st.composite
+    def mutation(draw: st.DrawFn) -> Any:
+        value = [json.loads(texts[draw(st.integers(0, len(texts) - 1))])]
+        for _ in range(draw(st.integers(1, 4))):
+            _mutate(draw, value)
+        return value[0] if value else None
+
+    return mutation()
+
+
+def _mutate(draw: st.DrawFn, target: Any) -> None:
+    place: Any = None
+    for _ in range(draw(st.integers(1, 9))):
+        if place is not None:
+            if not isinstance(target[place], (dict, list)) or not target[place]:
+                break
+            target = target[place]
+        places = list(target) if isinstance(target, dict) else range(len(target))
+        if not places:
+            return
+        place = places[draw(st.integers(0, len(places) - 1))]
+    change = draw(st.sampled_from(["replace", "replace", "remove", "wrap", "text", "double", "rename"]))
+    if change == "replace":
+        target[place] = draw(_LEAVES)
+    elif change == "remove":
+        del target[place]
+    elif change == "wrap":
+        target[place] = [target[place]]
+    elif change == "text":
+        target[place] = json.dumps(target[place])
+    elif isinstance(target, list):
+        target.insert(place, json.loads(json.dumps(target[place])))
+    elif change == "rename":
+        names = st.sampled_from(
+            ["extra", "role", "message", "tool_calls", "tool_results", "content_kind", "step", "built"]
+        )
+        target[draw(names)] = target.pop(place)
+
+
+def check(format: Format, path: Path) -> list[Record]:
+    """Read the file, and write it again: records and refusals, no other failure, and where nothing is refused the
+    file comes out as it went in. Returns the records."""
+    source = open_source(path)
+    with suppress(FormatError):
+        detect_source(source)
+    try:
+        items = list(format.read(source))
+    except FormatError:
+        return []
+    assert all(isinstance(item, (Record, Refused)) for item in items)
+    records = [item for item in items if isinstance(item, Record)]
+    assert len({record.key for record in records}) == len(records)
+    trajectories = [stored(_completed(record, number)) for number, record in enumerate(records, 1)]
+    # In the writer's thread an error would be too late.
+    encode_batch([_event(trajectory.steps, index) for index, trajectory in enumerate(trajectories)])
+    assert format.write is not None
+    written = path.with_name("written")
+    written.write_bytes(b"".join(format.write(iter(trajectories))))
+    if records and len(records) == len(items):
+        rows = [row.value for row in source.rows() if not isinstance(row, Refused)]
+        again = [row.value for row in open_source(written).rows() if not isinstance(row, Refused)]
+        assert difference(rows, again) == []
+    return records
+
+
+def _completed(record: Record, row: int) -> Record:
+    """As the import completes it."""
+    begin: EpisodeFields = {
+        **record.begin,
+        "extra": {**(record.begin.get("extra") or {}), SOURCE_ROW: {"row": row, **record.source}},
+    }
+    return replace(record, begin=begin, source={})
+
+
+def _event(steps: list[dict[str, Any]], index: int) -> Event:
+    row = {name: value for name, value in (steps[-1] if steps else {}).items() if value is not None}
+    return Event("step", "e", 0, index, 0, {name: row[name] for name in row.keys() - {"step_index", "timestamp"}})
