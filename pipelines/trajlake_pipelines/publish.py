@@ -6,6 +6,7 @@ or beside another compactor, finds it done. A number is finished when the ledger
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,8 +21,10 @@ from trajlake.table.commit import Change, NewFile, active_files, commit, partiti
 from trajlake.table.layout import put_segments
 from trajlake.table.rewrite import episodes_changed, read_file, steps_without
 from trajlake.table.tables import open_table
-from trajlake_pipelines.plan import APPLICATION, Plan, PlannedSegment
+from trajlake_pipelines.frontier import Frontier, load_frontier, put_frontier
+from trajlake_pipelines.plan import APPLICATION, Plan, job_folder
 from trajlake_pipelines.unit import UnitResult, load_episodes
+from trajlake_pipelines.units import PlannedSegment
 from trajlake_schemas import SEGMENTS
 
 
@@ -34,7 +37,7 @@ def publish(store: ObjectStore, plan: Plan, results: list[UnitResult]) -> bool:
         files = [NewFile(**result.steps_file) for result in results if result.steps_file]
         if not replaced:
             return Change(files)
-        without = steps_without(store, table, replaced, f"{prefix}-moved")
+        without = steps_without(store, table, replaced, prefix)
         return Change([*files, *without.add], without.remove)
 
     def episodes_change(table: DeltaTable) -> Change:
@@ -57,8 +60,22 @@ def publish(store: ObjectStore, plan: Plan, results: list[UnitResult]) -> bool:
 
     commit(store, "steps", APPLICATION, plan.number, steps_change)
     commit(store, "episodes", APPLICATION, plan.number, episodes_change)
-    done = commit(store, "segments", APPLICATION, plan.number, lambda table: ledger_change(store, table, plan, results))
-    return done.ours
+    return commit_ledger(store, plan, lambda table: ledger_change(store, table, plan, results))
+
+
+def commit_ledger(
+    store: ObjectStore,
+    plan: Plan,
+    change_for: Callable[[DeltaTable], Change],
+    move: Callable[[Frontier], Frontier] = lambda frontier: frontier,
+) -> bool:
+    """The last commit of every plan: with it the number is finished. False where another process had done it.
+
+    `move` changes the frontier beside what the plan consumes.
+    """
+    before = load_frontier(store, job_folder(plan.number - 1))
+    put_frontier(store, plan.folder, move(plan.frontier_after(before)))
+    return commit(store, "segments", APPLICATION, plan.number, change_for).ours
 
 
 def ledger_change(store: ObjectStore, table: DeltaTable, plan: Plan, results: list[UnitResult]) -> Change:
@@ -69,7 +86,7 @@ def ledger_change(store: ObjectStore, table: DeltaTable, plan: Plan, results: li
     treated: dict[str, set[str]] = {}
     for unit in plan.units:
         for segment in unit.segments:
-            treated.setdefault(segment.key, set()).update(unit.episodes or ())
+            treated.setdefault(segment.key, set()).update(segment.episodes or ())
     for path, row in before.items():
         left = [episode for episode in row["pending_episodes"] or [] if episode not in treated.get(path, set())]
         rows[path] = row | {"pending_episodes": left}

@@ -8,7 +8,6 @@ A unit that is repeated, by a retry or by another compactor, writes files with t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -23,7 +22,8 @@ from trajlake.ingest.segment import SegmentName, decode_segment
 from trajlake.storage import ObjectStore, Unknown
 from trajlake.table.layout import Place, content_name, encode_rows, put_steps
 from trajlake_pipelines.merge import KnownEpisode, Merged, merge
-from trajlake_pipelines.plan import PlannedSegment, Unit, job_folder
+from trajlake_pipelines.plan import job_folder, put_result, result_key
+from trajlake_pipelines.units import PlannedSegment, Unit
 
 _THREADS = 8
 
@@ -48,11 +48,6 @@ class UnitResult:
     late_retractions: dict[str, str] = field(default_factory=dict)
 
 
-def result_key(compaction: int, unit: int) -> str:
-    """Where the result of a unit lies."""
-    return f"{job_folder(compaction)}/units/{unit:06d}.json"
-
-
 def run_unit(store: ObjectStore, compaction: int, unit: Unit) -> None:
     """Do the unit, unless its result is there already."""
     key = result_key(compaction, unit.number)
@@ -62,14 +57,7 @@ def run_unit(store: ObjectStore, compaction: int, unit: Unit) -> None:
     known = {episode: KnownEpisode(attempt, complete) for episode, (attempt, complete) in unit.known.items()}
     merged = merge([(name, table) for name, _, table in tables], known, frozenset(unit.seal))
     result = _write(store, compaction, unit, tables, merged, quarantined)
-    outcome = store.put_if_absent(key, json.dumps(asdict(result), separators=(",", ":")).encode())
-    if isinstance(outcome, Unknown):
-        raise StoreUnavailable(str(outcome.error)) from outcome.error
-
-
-def load_result(store: ObjectStore, compaction: int, unit: int) -> UnitResult:
-    """Raises ObjectMissing where the unit was not done."""
-    return UnitResult(**json.loads(store.get(result_key(compaction, unit))))
+    put_result(store, compaction, unit.number, asdict(result))
 
 
 Read = tuple[SegmentName, PlannedSegment, pa.Table]
@@ -77,7 +65,6 @@ Read = tuple[SegmentName, PlannedSegment, pa.Table]
 
 def _read(store: ObjectStore, unit: Unit) -> tuple[list[Read], dict[str, str]]:
     """The events of this unit's episodes by segment, and the segments that cannot be read with the reason."""
-    wanted = None if unit.episodes is None else pa.array(unit.episodes, pa.string())
 
     def one(segment: PlannedSegment) -> Read | str:
         try:
@@ -86,8 +73,8 @@ def _read(store: ObjectStore, unit: Unit) -> tuple[list[Read], dict[str, str]]:
             return str(error)
         except ObjectMissing:
             return f"{segment.key}: it was removed from the store before it was consumed"
-        if wanted is not None:
-            table = table.filter(pc.is_in(table["episode_id"], wanted))
+        if segment.episodes is not None:
+            table = table.filter(pc.is_in(table["episode_id"], pa.array(segment.episodes, pa.string())))
         return SegmentName.parse(segment.key), segment, table
 
     tables: list[Read] = []

@@ -10,8 +10,7 @@ from tests.rollouts import assert_same_rows, assert_sound, copy_landing, record,
 import trajlake
 from trajlake.errors import StoreUnavailable, TrajlakeError
 from trajlake.storage.wrappers import Fault, FaultyStore, Moment
-from trajlake_pipelines import compact as compact_module
-from trajlake_pipelines import publish
+from trajlake_pipelines import kinds, publish
 from trajlake_pipelines.compact import compact
 
 pytestmark = pytest.mark.beam
@@ -122,7 +121,7 @@ def test_a_compaction_that_died_in_its_units_goes_on_with_those_it_has(lake_uri,
     lake = trajlake.create(lake_uri)
     record(lake, range(10))
     done = []
-    real = compact_module.run_unit
+    real = kinds.run_unit
 
     def run_unit(store, number, unit):
         real(store, number, unit)
@@ -130,11 +129,11 @@ def test_a_compaction_that_died_in_its_units_goes_on_with_those_it_has(lake_uri,
         raise Crash("Crash")
 
     with monkeypatch.context() as patch:
-        patch.setattr(compact_module, "run_unit", run_unit)
+        patch.setattr(kinds, "run_unit", run_unit)
         with pytest.raises(TrajlakeError, match=r"the pipeline failed: .*Crash"):
             compact(lake)
     assert done == [0]
-    monkeypatch.setattr(compact_module, "run_unit", lambda *_: pytest.fail("a unit was done twice"))
+    monkeypatch.setattr(kinds, "run_unit", lambda *_: pytest.fail("a unit was done twice"))
     assert compact(lake).episodes == 10
     assert_sound(lake)
 

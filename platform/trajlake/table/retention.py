@@ -88,7 +88,8 @@ def _consumed(lake: Lake, hours: float) -> Iterator[VacuumedFile]:
         if info.key in done and info.modified_at <= limit:
             yield VacuumedFile(info.key, info.size, "its events are in the tables")
     finished = ledger.transaction_version("compact") or 0
+    # The newest one stays: its frontier says how far landing is consumed.
     for info in lake.store.list("jobs/compact/"):
         number = info.key.split("/")[2]
-        if number.isdigit() and int(number) <= finished and info.modified_at <= limit:
+        if number.isdigit() and int(number) < finished and info.modified_at <= limit:
             yield VacuumedFile(info.key, info.size, "the record of a finished compaction")

@@ -6,7 +6,7 @@ that hold a touched episode are read; their statistics say which those can be.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,14 @@ def run_lengths(episode_ids: pa.ChunkedArray) -> list[int]:
     return [int(length) for length in np.diff(encoded.run_ends.to_numpy(zero_copy_only=False), prepend=0)]
 
 
+def moved_name(prefix: str) -> str:
+    """How the names of files begin that hold what was left of others."""
+    return f"{prefix}-moved"
+
+
 def steps_without(store: ObjectStore, table: DeltaTable, episodes: Collection[str], prefix: str) -> Change:
-    """Remove the steps of `episodes`. The other episodes of a touched file move to a new one: see `locate`."""
+    """Remove the steps of `episodes`. The other episodes of a touched file move to a new one, which
+    begins with `moved_name(prefix)`, so that whoever commits `episodes` finds them."""
     wanted = pa.array(sorted(episodes), pa.string())
     add: list[NewFile] = []
     remove: list[str] = []
@@ -65,22 +71,20 @@ def steps_without(store: ObjectStore, table: DeltaTable, episodes: Collection[st
             continue
         remove.append(path)
         if len(keep):
-            add.append(put_steps(store, prefix, keep.cast(STEPS.arrow), run_lengths(keep["episode_id"]))[0])
+            add.append(put_steps(store, moved_name(prefix), keep.cast(STEPS.arrow), run_lengths(keep["episode_id"]))[0])
     return Change(add, remove)
 
 
-def locate(store: ObjectStore, table: DeltaTable, episodes: Collection[str]) -> dict[str, tuple[str, Place]]:
-    """Where the steps of `episodes` are in this version of `steps`."""
+def places_in(store: ObjectStore, paths: Iterable[str]) -> dict[str, tuple[str, Place]]:
+    """Where the steps of every episode in these files of `steps` are."""
     found: dict[str, tuple[str, Place]] = {}
-    for path in files_that_may_hold(table, episodes):
+    for path in paths:
         file = pq.ParquetFile(pa.BufferReader(store.get(f"{STEPS.name}/{path}")))
         for group in range(file.num_row_groups):
             ids = file.read_row_group(group, columns=["episode_id"])["episode_id"]
             offset = 0
             for length in run_lengths(ids):
-                episode = ids[offset].as_py()
-                if episode in episodes:
-                    found[episode] = (path, Place(group, offset, length))
+                found[ids[offset].as_py()] = (path, Place(group, offset, length))
                 offset += length
     return found
 
@@ -100,21 +104,20 @@ def episodes_changed(
 
     What late scores had put on a row that is replaced moves to its successor.
     """
-    touched = {*replaced, *scores, *retractions}
-    candidates = set(files_that_may_hold(episodes_table, touched))
-    if replaced:  # files of `steps` were copied, so rows of other episodes may have to move along
-        candidates = set(active_files(episodes_table)["path"].to_pylist())
-    active = set(active_files(steps_table)["path"].to_pylist()) if replaced else set()
+    # Files of `steps` were copied, so rows of other episodes move along with those that were in them.
+    copies = [path for path in active_files(steps_table)["path"].to_pylist() if path.startswith(moved_name(prefix))]
+    moved = places_in(store, copies) if replaced else {}
+    candidates = files_that_may_hold(episodes_table, {*replaced, *scores, *retractions, *moved})
     carried: dict[str, dict[str, Any]] = {}
     add: list[NewFile] = []
     remove: list[str] = []
-    for path in sorted(candidates):
+    for path in sorted(set(candidates)):
         rows = read_file(store, EPISODES.name, path)
         gone = pc.is_in(rows["episode_id"], pa.array(sorted(replaced), pa.string()))
         for old in rows.filter(gone).select(["episode_id", "rewards", "retracted"]).to_pylist():
             carried[old["episode_id"]] = old
         after = rows.filter(pc.invert(gone))
-        after = _moved(store, steps_table, after, active) if replaced else after
+        after = with_new_places(after, moved)
         after = _patched(after, scores, retractions)
         if after.equals(rows):
             continue
@@ -128,20 +131,18 @@ def episodes_changed(
     return Change(add, remove, {STEPS.name: steps_table.version()})
 
 
-def _moved(store: ObjectStore, steps_table: DeltaTable, rows: pa.Table, active: set[str]) -> pa.Table:
-    """`rows` with the places of those whose steps file is no longer active found again."""
-    paths = rows["steps_path"].to_pylist()
+def with_new_places(rows: pa.Table, moved: Mapping[str, tuple[str, Place]]) -> pa.Table:
+    """`rows` with the places of those episodes that are in `moved`."""
     ids = rows["episode_id"].to_pylist()
-    lost = {episode for episode, path in zip(ids, paths, strict=True) if path is not None and path not in active}
-    if not lost:
+    if not any(episode in moved for episode in ids):
         return rows
-    found = locate(store, steps_table, lost)
-    groups, offsets = rows["row_group"].to_pylist(), rows["row_offset"].to_pylist()
+    columns = {name: rows[name].to_pylist() for name in ("steps_path", "row_group", "row_offset", "row_count")}
     for index, episode in enumerate(ids):
-        if episode in found:
-            path, place = found[episode]
-            paths[index], groups[index], offsets[index] = path, place.row_group, place.row_offset
-    return _set(rows, {"steps_path": paths, "row_group": groups, "row_offset": offsets})
+        if episode in moved:
+            path, place = moved[episode]
+            columns["steps_path"][index], columns["row_group"][index] = path, place.row_group
+            columns["row_offset"][index], columns["row_count"][index] = place.row_offset, place.row_count
+    return with_columns(rows, columns)
 
 
 def _carry(rows: pa.Table, carried: dict[str, dict[str, Any]]) -> pa.Table:
@@ -164,7 +165,7 @@ def _patched(rows: pa.Table, scores: dict[str, list[dict[str, Any]]], retraction
                     values["reward"][index] = component["value"]
         if episode in retractions:
             values["retracted"][index] = retractions[episode]
-    return _set(rows, values)
+    return with_columns(rows, values)
 
 
 def _merged_components(before: list[dict[str, Any]], late: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -173,7 +174,8 @@ def _merged_components(before: list[dict[str, Any]], late: list[dict[str, Any]])
     return list(by_name.values())
 
 
-def _set(rows: pa.Table, columns: dict[str, list[Any]]) -> pa.Table:
+def with_columns(rows: pa.Table, columns: Mapping[str, list[Any]]) -> pa.Table:
+    """`rows` of `episodes` with other values in some columns."""
     for name, values in columns.items():
         field = EPISODES.arrow.field(name)
         rows = rows.set_column(rows.schema.get_field_index(name), field, pa.array(values, field.type))

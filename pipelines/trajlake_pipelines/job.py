@@ -1,0 +1,142 @@
+"""Carrying out a plan: Beam over its units, then the commits. The pipeline is one line, and what crosses it is small.
+
+    Create(units) ▸ ParDo(key by unit) ▸ GroupByKey ▸ ParDo(work)
+
+What the units did stands in the store, not in what the pipeline returns, so any Beam runner will do and a change
+that died resumes with the units it has.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import apache_beam as beam
+
+from trajlake.errors import TrajlakeError
+from trajlake.storage import ObjectStore
+from trajlake_pipelines import kinds
+from trajlake_pipelines.plan import Plan, Progress, load_plan, next_number, propose, result_key
+from trajlake_pipelines.runners import Runner, clear_error
+
+Element = dict[str, Any]
+_THREADS = 8
+
+
+class RunUnit(beam.DoFn):
+    """Does one unit. The store travels in the constructor: pipeline options do not reach every worker."""
+
+    def __init__(self, store: ObjectStore, kind: str, number: int) -> None:
+        self._store = store
+        self._kind = kind
+        self._number = number
+
+    def process(self, element: tuple[int, Iterable[Element]]) -> Iterator[int]:
+        unit, parts = element
+        for part in parts:
+            kinds.run_element(self._store, self._kind, self._number, part)
+        yield unit
+
+
+def by_number(unit: Element) -> tuple[int, Element]:
+    """The key spreads units over workers: what follows the GroupByKey runs wherever there is room."""
+    return unit["number"], unit
+
+
+def carry_out(store: ObjectStore, plan: Plan, runner: Runner, on_progress: Progress | None = None) -> list[Element]:
+    """Do the units that are not done, and commit; what each unit did, in the order of their numbers."""
+    elements = kinds.elements_of(plan)
+    done = {info.key for info in store.list(f"{plan.folder}/units/")} if elements else set()
+    todo = [unit for unit in elements if result_key(plan.number, unit["number"]) not in done]
+    if todo:
+        with _watched(store, plan, len(elements), on_progress):
+            _run(store, plan, todo, runner)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        keys = [result_key(plan.number, unit["number"]) for unit in elements]
+        results: list[Element] = [json.loads(data) for data in pool.map(store.get, keys)]
+    kinds.publish(store, plan, results)
+    return results
+
+
+def carry_out_own(
+    store: ObjectStore, make: kinds.Make, runner: Runner, on_progress: Progress | None = None
+) -> tuple[Plan, list[Element]] | None:
+    """Finish what others have begun, then make a plan with `make(store, number)` and carry it out.
+
+    None where it makes none. Where another process was faster with a plan of that number, theirs is done first.
+    """
+    while True:
+        number = next_number(store)
+        plan = load_plan(store, number)
+        if plan is None:
+            own = make(store, number)
+            if own is None:
+                return None
+            plan = propose(store, own)
+            results = carry_out(store, plan, runner, on_progress)
+            if plan == own:
+                return plan, results
+        else:
+            carry_out(store, plan, runner)
+
+
+def _run(store: ObjectStore, plan: Plan, units: list[Element], runner: Runner) -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = (
+            pipeline
+            | "units" >> beam.Create(units, reshuffle=False)
+            | "key" >> beam.Map(by_number)
+            | "spread" >> beam.GroupByKey()
+            | "work" >> beam.ParDo(RunUnit(store, plan.kind, plan.number))
+        )
+
+    with _quiet_beam():
+        try:
+            runner.run(build, store, size=sum(map(kinds.bytes_of, units)), elements=len(units))
+        except TrajlakeError:
+            raise
+        except Exception as error:  # a runner raises what it likes
+            raise clear_error(error) from error
+
+
+@contextmanager
+def _quiet_beam() -> Iterator[None]:
+    """Beam and dask log about libraries that this does not use, and a traceback beside each exception."""
+    loggers = [logging.getLogger(name) for name in ("apache_beam", "distributed", "root")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _watched(store: ObjectStore, plan: Plan, total: int, on_progress: Progress | None) -> Iterator[None]:
+    """Progress by the results that appear in the store, whichever process puts them there."""
+    if on_progress is None:
+        yield
+        return
+    finished = threading.Event()
+
+    def watch() -> None:
+        while not finished.wait(0.5):
+            keys = [info.key for info in store.list(f"{plan.folder}/units/") if info.key.endswith(".json")]
+            on_progress(len(keys), total)
+
+    on_progress(0, total)
+    watcher = threading.Thread(target=watch, name="trajlake-progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        watcher.join()
+    on_progress(total, total)

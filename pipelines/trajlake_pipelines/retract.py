@@ -1,0 +1,116 @@
+"""`retract`: remove episodes for good, because of names, licences or contamination; and say which exports have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from trajlake.errors import EpisodeMissing, UsageError
+from trajlake.lake import Lake
+from trajlake_pipelines import retract_job
+from trajlake_pipelines.compact import compact
+from trajlake_pipelines.job import carry_out_own
+from trajlake_pipelines.kinds import Make
+from trajlake_pipelines.runners import Runner
+from trajlake_pipelines.tombstones import tombstones_among
+
+
+@dataclass(frozen=True)
+class ExportHit:
+    """An export that holds retracted episodes: its folder, the shard, and how many."""
+
+    folder: str
+    shard: str
+    episodes: int
+
+
+@dataclass(frozen=True)
+class RetractReport:
+    """`objects` were removed (or would be, in a dry run), `bytes` together; `waiting` segments hold other episodes that
+    have not ended, so repeat it later; `exports` hold some of the episodes."""
+
+    episodes: int
+    objects: int
+    bytes: int
+    waiting: list[str]
+    exports: list[ExportHit]
+    dry_run: bool
+
+
+def retract(
+    lake: Lake,
+    episodes: Iterable[str] = (),
+    *,
+    where: str | None = None,
+    reason: str,
+    exports: Sequence[str | Path] = (),
+    dry_run: bool = False,
+) -> RetractReport:
+    """Remove episodes, by id or by a condition on `episodes`, from the tables, from every older version of them and
+    from what landed. `exports` are folders of exports that are looked through; they are not changed.
+
+    Cannot be undone; older snapshots that held one of the episodes can no longer be read where it was. What landed is
+    compacted first. Raises EpisodeMissing for an id that the lake does not have, UsageError, QueryError.
+    """
+    named = set(episodes)
+    if not named and not where:
+        raise UsageError("which episodes? Give their ids, or a condition")
+    if not reason.strip():
+        raise UsageError("say why the episodes are retracted: the reason stays where they were")
+    if not dry_run:
+        compact(lake)
+    chosen = named | _chosen(lake, where)
+    missing = named - set(_existing(lake, sorted(named)))
+    # One that was retracted before may be named again, to finish what a crash has left.
+    unknown = missing - set(tombstones_among(lake.store, sorted(missing)))
+    if unknown:
+        raise EpisodeMissing(f"no episode {min(unknown)} in {lake.uri}; nothing was retracted")
+    hits = [hit for folder in exports for hit in _hits(Path(folder), chosen)]
+    if chosen and not dry_run:
+        carry_out_own(lake.store, _once(chosen, reason), Runner())
+    doomed, waiting = retract_job.objects_that_hold(lake.store, chosen)
+    if not dry_run:
+        for info in doomed:
+            lake.store.delete(info.key)
+    return RetractReport(len(chosen), len(doomed), sum(info.size for info in doomed), waiting, hits, dry_run)
+
+
+def _once(chosen: set[str], reason: str) -> Make:
+    return lambda store, number: retract_job.make_plan(store, number, chosen, reason)
+
+
+def _chosen(lake: Lake, where: str | None) -> set[str]:
+    if not where:
+        return set()
+    snapshot = lake.snapshot()
+    return set(snapshot.collect(snapshot.where(where).select("episode_id"))["episode_id"])
+
+
+def _existing(lake: Lake, ids: list[str]) -> list[str]:
+    snapshot = lake.snapshot()
+    found = snapshot.collect(snapshot.episodes.filter(pl.col("episode_id").is_in(ids)).select("episode_id"))
+    return found["episode_id"].to_list()
+
+
+def _hits(folder: Path, episodes: set[str]) -> Iterable[ExportHit]:
+    """Shards of an export that hold one of `episodes`. Raises UsageError where the folder is no export."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        names = [file["name"] for file in manifest["files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{folder} is not an export: it has no readable manifest.json") from error
+    for name in names:
+        held = episodes.intersection(_ids_in(folder / name))
+        if held:
+            yield ExportHit(str(folder), name, len(held))
+
+
+def _ids_in(shard: Path) -> Iterable[str]:
+    if shard.suffix == ".parquet":
+        return pl.read_parquet(shard, columns=["episode_id"])["episode_id"].to_list()
+    with shard.open() as lines:
+        return [json.loads(line)["episode_id"] for line in lines]

@@ -1,0 +1,134 @@
+"""A pass costs what is new: what it asks of the store is the same after a long history as after a short one."""
+
+import pytest
+from tests.pipelines.landed import land
+from tests.rollouts import assert_sound
+
+import trajlake
+from trajlake.errors import ObjectMissing
+from trajlake.storage.wrappers import CountingStore
+from trajlake.table.retention import vacuum
+from trajlake_pipelines.compact import compact
+from trajlake_pipelines.frontier import Frontier, Mark, list_new
+from trajlake_pipelines.lookup import known_episodes
+from trajlake_pipelines.plan import job_folder
+
+NEW = 5
+
+
+class Listed(CountingStore):
+    """Counts the keys of listings, too: a listing that reads past what is known costs in pages."""
+
+    def list(self, prefix="", *, start_after=""):
+        for info in super().list(prefix, start_after=start_after):
+            self.calls["keys listed"] += 1
+            yield info
+
+
+def cost_of_a_pass(tmp_path, history, ids=None):
+    how = {} if ids is None else {"ids": ids}
+    lake = trajlake.create(tmp_path / f"lake{history}")
+    for start in range(0, history, history // 2):
+        land(lake.store, range(start, start + history // 2), **how)
+        assert compact(lake).segments == history // 2
+    land(lake.store, range(history, history + NEW), **how)
+    store = Listed(lake.store)
+    report = compact(trajlake.Lake(store))
+    assert (report.segments, report.episodes) == (NEW, NEW)
+    assert_sound(lake)
+    return store
+
+
+@pytest.mark.beam
+def test_requests_and_bytes_of_a_pass_do_not_grow_with_history(tmp_path):
+    short, long = cost_of_a_pass(tmp_path, 120), cost_of_a_pass(tmp_path, 1200)
+    assert long.calls == short.calls
+    assert long.calls["keys listed"] <= 2 * NEW + 20
+    for operation, size in short.bytes.items():
+        assert long.bytes[operation] <= size * 1.05 + 200  # numbers of more digits
+
+
+def test_only_files_that_can_hold_an_episode_are_looked_into(tmp_path, monkeypatch):
+    import trajlake_pipelines.lookup as lookup
+
+    lake = trajlake.create(tmp_path / "lake")
+    for start in range(0, 40, 10):
+        land(lake.store, range(start, start + 10))
+        compact(lake)
+    looked = []
+    real = lookup.scan_files
+    monkeypatch.setattr(
+        lookup, "scan_files", lambda store, table, paths: looked.extend(paths) or real(store, table, paths)
+    )
+    import polars as pl
+    from tests.pipelines.landed import episode_id
+
+    assert known_episodes(lake.store, pl.Series([episode_id(number) for number in range(40, 60)])) == {}
+    assert looked == []
+    assert known_episodes(lake.store, pl.Series([episode_id(3), episode_id(99)])) == {episode_id(3): (0, True)}
+    assert len(looked) == 1
+
+
+def test_a_lake_without_a_frontier_finds_it_again_in_its_ledger(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    land(lake.store, range(6))
+    compact(lake)
+    lake.store.delete(f"{job_folder(1)}/frontier.json")
+    assert compact(lake).compactions == 0
+    land(lake.store, [6, 9])
+    assert compact(lake).segments == 2
+
+
+def test_a_vacuum_leaves_the_frontier_of_the_newest_compaction(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    for number in range(3):
+        land(lake.store, [number])
+        compact(lake)
+    vacuum(lake, older_than_hours=0, force=True)
+    assert lake.store.get(f"{job_folder(3)}/frontier.json")
+    with pytest.raises(ObjectMissing):
+        lake.store.get(f"{job_folder(2)}/frontier.json")
+    land(lake.store, [3])
+    assert compact(lake).episodes == 1
+    assert_sound(lake)
+
+
+def test_segments_that_arrive_out_of_order_are_all_consumed_once(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    for numbers in ([5, 7], [1], [0, 6, 2], [3, 4, 300], [120], [8]):
+        land(lake.store, numbers)
+        assert compact(lake).segments == len(numbers)
+    assert compact(lake).compactions == 0
+    assert_sound(lake)
+    assert len(lake.snapshot().episodes.collect()) == 11
+
+
+def test_marks_know_what_was_consumed():
+    mark = Mark(-1)
+    taken = set()
+    for number in (4, 0, 9, 2, 1, 7, 3):
+        mark = mark.with_number(number)
+        taken.add(number)
+        assert [mark.has(each) for each in range(12)] == [each in taken for each in range(12)]
+        for start in range(12):
+            assert mark.next_open(start) == min(each for each in range(start, 14) if each not in taken)
+    frontier = Frontier({"landing/r/w/000000": mark}, frozenset({"landing/odd.arrow"}))
+    assert Frontier.from_json(frontier.to_json()) == frontier
+    key = "landing/r/w/000000/00000009.arrow"
+    assert frontier.has(key)
+    assert not frontier.without_keys([key]).has(key)
+    assert frontier.without_keys([key]).with_keys([key]).has(key)
+
+
+def test_epochs_that_landing_no_longer_holds_leave_the_frontier(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    land(lake.store, range(3), worker="old")
+    compact(lake)
+    for info in list(lake.store.list("landing/")):
+        lake.store.delete(info.key)
+    land(lake.store, range(3), worker="new")
+    compact(lake)
+    frontier = Frontier.from_json(lake.store.get(f"{job_folder(2)}/frontier.json"))
+    assert set(frontier.marks) == {"landing/run/new/000000"}
+    land(lake.store, [7], worker="old")  # its spool came back
+    assert [info.key for info in list_new(lake.store, frontier).new] == ["landing/run/old/000000/00000007.arrow"]
