@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from trajlake.errors import StoreUnavailable
+from trajlake.errors import StoreUnavailable, UsageError
 from trajlake.storage import ObjectStore, open_store
 from trajlake.storage.check import ensure_safe
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from trajlake.ingest.scores import Scores
     from trajlake.ingest.writer import Writer, WriterChoices
+    from trajlake.read.flow import RateLimiter
+    from trajlake.read.live import LiveSampler
+    from trajlake.read.sampler import Sampler
     from trajlake.read.snapshot import Snapshot
+    from trajlake.read.strategies import Strategy
     from trajlake.table.tables import LakeInfo
 
 
@@ -53,6 +61,20 @@ class Lake:
             log.warning("%s; recording into the spool until it answers", error)
         return Writer(self.store, run, worker, **choices)
 
+    def scores(self, run: str, **choices: Unpack[WriterChoices]) -> Scores:
+        """Adds late rewards to episodes: `with lake.scores(run) as scores: scores.add(episode_id, "judge", 0.7)`."""
+        from trajlake.ingest.scores import Scores
+
+        return Scores(self.writer(run, f"scores-{socket.gethostname().split('.')[0]}-{os.getpid()}", **choices))
+
+    def retract(self, episode_ids: Iterable[str], reason: str, *, run: str = "retractions") -> None:
+        """Mark episodes of any run as not to be used, from the next compaction on: they stay in the tables, and no
+        sample and no export has them. Returns when that is durable. Raises what `Writer.flush` raises."""
+        with self.writer(run) as writer:
+            for episode_id in [episode_ids] if isinstance(episode_ids, str) else episode_ids:
+                writer.retract(episode_id, reason)
+            writer.flush()
+
     def snapshot(self, token: str | None = None) -> Snapshot:
         """The tables as they are now, pinned; or as they were, by the token of an earlier snapshot.
 
@@ -62,6 +84,24 @@ class Lake:
 
         self.check()
         return open_snapshot(self, token)
+
+    def sampler(
+        self,
+        strategy: str | Strategy = "uniform",
+        *,
+        live: bool = False,
+        limiter: RateLimiter | None = None,
+        **choices: Any,
+    ) -> Sampler | LiveSampler:
+        """A sampler over the newest snapshot (`choices`: see Snapshot.sampler); or, where `live`, one over what is
+        there at each draw, episodes of the last seconds included, held back by `limiter`: see trajlake.read.live."""
+        if live:
+            from trajlake.read.live import live_sampler
+
+            return live_sampler(self, strategy, limiter=limiter, **choices)
+        if limiter is not None:
+            raise UsageError("a limiter is for live sampling: nothing is inserted into a snapshot")
+        return self.snapshot().sampler(strategy, **choices)
 
     def segments(self) -> pl.LazyFrame:
         """The ledger: every landing segment that was consumed, waits for the end of an episode, or is quarantined."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from trajlake.errors import NotDurable
-from trajlake.ingest.event_queue import BATCH_BYTES, EventQueue
+from trajlake.ingest.event_queue import EventQueue
 from trajlake.ingest.options import WriterOptions
 from trajlake.ingest.segment import Event, encode_batch
 from trajlake.ingest.spool import MemorySegment, NoSpool, SpoolFolder, SpoolSegment
@@ -29,7 +29,8 @@ class Encoder:
     """Takes events from the queue, batch by batch, and hands closed segments to the uploader.
 
     Its counters are guarded by `queue.changed`. Events below `written` are in a segment, those below `closed` in a
-    closed one, and those of memory segments end at `in_memory`: the disk does not have them.
+    closed one. `memory_events` are in segments in memory, the last of which ends at `in_memory`: the disk does not
+    have them.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Encoder:
         self.written = 0
         self.closed = 0
         self.in_memory = 0
+        self.memory_events = 0
         self.on_disk_bytes = 0
         self.disk_error: OSError | None = None
         self.refused: list[str] = []  # events that Arrow did not take, and why
@@ -115,6 +117,7 @@ class Encoder:
         with self._queue.changed:
             if segment.table is not None:
                 self._queue.held -= segment.bytes
+                self.memory_events -= segment.events
             else:
                 self.on_disk_bytes -= segment.bytes
             self._queue.changed.notify_all()
@@ -159,7 +162,7 @@ class Encoder:
         deadline = time.monotonic() + _BATCH_SECONDS
         with queue.changed:
             while (
-                queue.queued < BATCH_BYTES
+                queue.queued < queue.batch_bytes
                 and not self._stopping
                 and self._write_wanted <= self.written
                 and self._close_wanted <= self.closed
@@ -168,7 +171,7 @@ class Encoder:
                 if left <= 0:
                     break
                 queue.changed.wait(left)
-            return queue.take(4 * BATCH_BYTES)
+            return queue.take()
 
     def _write(self, events: list[Event]) -> bool:
         """Into a segment, however often disk and store refuse: until then the events stay in memory. False where
@@ -197,12 +200,16 @@ class Encoder:
                 and time.monotonic() >= self._disk_again
                 and (self.on_disk_bytes + size <= options.spool_bytes or self.on_disk_bytes == 0)
             )
-            # Half of memory for what waits for the store, so that the rollout's queue keeps the other half.
-            memory = self._queue.held + size <= options.memory_bytes // 2 or self._queue.held == 0
+            # Half of memory for what waits for the store, so that the rollout's queue keeps the other half. A batch
+            # that is larger goes there too where nothing else does, and the disk does not take it.
+            memory = self._queue.held + size <= options.memory_bytes // 2
+            memory_at_last = memory or self._queue.held == 0
         spills = options.on_full == "spill"
         if options.durability == "memory":
-            return MemorySegment if memory else SpoolSegment if disk and spills else None
-        return SpoolSegment if disk else MemorySegment if memory and spills else None
+            if memory or not (disk and spills):
+                return MemorySegment if memory_at_last else None
+            return SpoolSegment
+        return SpoolSegment if disk else MemorySegment if memory_at_last and spills else None
 
     def _try(self, place: type[SpoolSegment] | type[MemorySegment], batch: pa.RecordBatch, first_sequence: int) -> bool:
         """Write the batch there. False where the disk refused: the segment then ends before it."""
@@ -222,6 +229,7 @@ class Encoder:
         with self._queue.changed:
             if isinstance(segment, MemorySegment):
                 self._queue.held += segment.bytes - before
+                self.memory_events += batch.num_rows
             else:
                 self.on_disk_bytes += segment.bytes - before
                 self.disk_error = None

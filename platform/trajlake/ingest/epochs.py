@@ -29,13 +29,15 @@ def claim_epoch(store: ObjectStore, folder: SpoolFolder | NoSpool) -> int:
     prefix = f"{EPOCHS}/{meta.run_id}/{meta.worker_id}/"
     keys = [info.key for info in store.list(prefix)]
     claimed = [int(key[len(prefix) : -len(".json")]) for key in keys if key.endswith(".json")]
-    epoch = max(claimed, default=-1) + 1
+    # A claim whose answer was lost may be ours already: that very one is tried again.
+    epoch = max(claimed, default=-1) + 1 if folder.claimed is None else folder.claimed
     claim = json.dumps({"host": meta.host, "pid": meta.pid, "claim": folder.claim}).encode()
     while True:
         outcome = store.put_if_absent(f"{prefix}{epoch:06d}.json", claim)
         if isinstance(outcome, Won):
             break
         if isinstance(outcome, Unknown):
+            folder.claimed = epoch
             raise StoreUnavailable(str(outcome.error)) from outcome.error
         epoch += 1
     if epoch > 0 and f"{prefix}{epoch - 1:06d}.closed" not in keys and not meta.is_fork:

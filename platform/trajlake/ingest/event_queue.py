@@ -15,7 +15,7 @@ from trajlake.ingest.values import Row
 
 log = logging.getLogger("trajlake")
 
-BATCH_BYTES = 1 << 20  # encode when this much waits …
+_BATCH_BYTES = 1 << 20
 _LOG_AGAIN = 10.0  # seconds between two lines about dropped events
 
 # Durations must be right even when the machine's clock is set anew in the middle of an episode.
@@ -40,6 +40,7 @@ class EventQueue:
         self.wait_seconds = 0.0
         self.dropped_events = 0
         self.dropped_episodes = 0
+        self.batch_bytes = min(_BATCH_BYTES, limit // 8)  # worth to be encoded
         self._run = run
         self._limit = limit
         self._drops = drops
@@ -71,15 +72,15 @@ class EventQueue:
             self._sizes.append(size)
             self.sequence += 1
             before, self.queued = self.queued, self.queued + size
-            if before < BATCH_BYTES <= self.queued:
+            if before < self.batch_bytes <= self.queued:
                 changed.notify_all()
         return True
 
-    def take(self, limit: int) -> tuple[list[Event], int]:
-        """At least one event, if there is any, and about `limit` bytes of them. Call it with `changed` held."""
+    def take(self) -> tuple[list[Event], int]:
+        """At least one event, if there is any, and a few batches of them. Call it with `changed` held."""
         events: list[Event] = []
         size = 0
-        while self._events and size < limit:
+        while self._events and size < 2 * self.batch_bytes:
             events.append(self._events.popleft())
             size += self._sizes.popleft()
         return events, size

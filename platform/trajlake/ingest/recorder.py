@@ -16,6 +16,7 @@ from trajlake.ingest.metrics import CloseReport, WriterStats
 from trajlake.ingest.options import WriterOptions
 from trajlake.ingest.segment import encode_segment
 from trajlake.ingest.spool import NoSpool, SpoolFolder, SpoolMeta, keep
+from trajlake.ingest.upload import ClosedSegment
 from trajlake.ingest.uploader import Uploader
 from trajlake.storage import ObjectStore
 
@@ -77,20 +78,25 @@ class Recorder:
             reason = str(error)
         self._encoder.stop(max(0.1, deadline - time.monotonic()))
         in_memory = self._uploader.stop(max(0.1, deadline - time.monotonic()), finished=not reason)
-        kept = 0
-        if isinstance(self._folder, SpoolFolder):
-            for segment in in_memory:
-                assert segment.table is not None
-                try:
-                    keep(self._folder, segment.number, encode_segment(segment.table))
-                    kept += segment.events
-                except OSError as error:
-                    log.error(
-                        "a segment that waited in memory could not be written to %s: %s", self._folder.path, error
-                    )
+        kept = self._keep(in_memory)
+        if not self._uploader.is_running:
+            self._folder.release(remove=True)
         memory_events = self._queue.sequence - self._encoder.written
         memory_events += sum(segment.events for segment in in_memory) - kept
         return self.report(reason, memory_events)
+
+    def _keep(self, in_memory: list[ClosedSegment]) -> int:
+        """Bring segments that waited in memory to the disk, for the next start. Returns how many events that saved."""
+        kept = 0
+        for segment in in_memory if isinstance(self._folder, SpoolFolder) else ():
+            assert isinstance(self._folder, SpoolFolder)
+            assert segment.table is not None
+            try:
+                keep(self._folder, segment.number, encode_segment(segment.table))
+                kept += segment.events
+            except OSError as error:
+                log.error("a segment that waited in memory could not be written to %s: %s", self._folder.path, error)
+        return kept
 
     def report(self, reason: str, memory_events: int) -> CloseReport:
         """How far everything got."""
@@ -117,7 +123,7 @@ class Recorder:
             now = time.monotonic()
             if durable >= queue.sequence:
                 self._all_durable_at = now
-            in_memory = max(0, encoder.in_memory - durable) if queue.held else 0
+            in_memory = encoder.memory_events
             return WriterStats(
                 run=self._meta.run_id,
                 worker=self._meta.worker_id,

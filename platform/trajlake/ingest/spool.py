@@ -52,6 +52,7 @@ class NoSpool:
     def __init__(self, meta: SpoolMeta) -> None:
         self.meta = meta
         self.claim = uuid.uuid4().hex
+        self.claimed: int | None = None
         self.epoch: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -72,6 +73,7 @@ class SpoolFolder:
         self.path = path
         self.meta = meta
         self.claim = path.name
+        self.claimed: int | None = None  # an epoch that may be ours: the answer to the claim was lost
         self.epoch: int | None = None
         self._lock = lock
 

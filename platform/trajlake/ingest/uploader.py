@@ -105,6 +105,11 @@ class Uploader:
         with self._changed:
             return [segment for segment in self._waiting if segment.table is not None]
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread still waits for an answer of the store."""
+        return self._thread.is_alive()
+
     def _loop(self) -> None:
         pause = 0.0
         while True:
@@ -136,7 +141,6 @@ class Uploader:
             del self._recovery
         if self._finished:
             close_epoch(self._store, self._folder)
-        self._folder.release(remove=True)
 
     def _wait_for_work(self) -> bool:
         """False where there will be none."""
