@@ -1,0 +1,1 @@
+"""Benchmarks beside peers, in one run: `make bench`, or `python -m tests.benchmarks NAME… [--small] [--json FILE]`."""

@@ -1,0 +1,239 @@
+"""What recording costs: in the rollout's thread, and until everything is durable."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+import trajlake
+from tests.benchmarks.data import Rollout, as_lists, rollouts, tau_bench
+from tests.benchmarks.harness import (
+    OURS,
+    Options,
+    Result,
+    folder_bytes,
+    in_turns,
+    median,
+    percentile,
+    timed,
+)
+from trajlake.lake import Lake
+from trajlake.storage import ObjectStore, open_store
+from trajlake_schemas import STEPS
+
+TITLE = "Ingest"
+SEGMENT_BYTES = 4 << 20
+_PACED_STEPS = 1_000
+_PACE_SECONDS = 0.001
+
+
+def run(options: Options) -> list[Result]:
+    arrays = list(rollouts(options.steps_from, seed=1))
+    lists = [as_lists(rollout) for rollout in arrays]
+    results = [
+        *_thread_cost(options, "tokens as lists", lists),
+        *_thread_cost(options, "tokens as numpy arrays", arrays),
+        *_thread_cost(options, "tokens as lists, one step a millisecond", lists, paced=True),
+    ]
+    if real := list(islice(tau_bench(), options.steps_from)):
+        results += _thread_cost(options, "tau-bench, no tokens", real)
+    results += _durable(options, lists, None)
+    if options.s3:
+        results += _durable(options, lists, options.s3_scratch("ingest"))
+    return results
+
+
+# -- in the rollout's thread -------------------------------------------------------------------------------------------
+
+
+Cost = tuple[list[float], float]  # seconds of each step; processor seconds of this thread a step
+
+
+def _thread_cost(options: Options, name: str, episodes: Sequence[Rollout], paced: bool = False) -> list[Result]:
+    steps = [step for rollout in episodes for step in rollout.steps][: _PACED_STEPS if paced else None]
+
+    def ours() -> Cost:
+        folder = options.scratch("ingest")
+        lake = trajlake.create(folder / "lake")
+        with lake.writer("bench", "w", spool=folder / "spool") as writer, writer.episode() as episode:
+            return _each(steps, lambda step: episode.step(**step), paced)
+
+    def as_json() -> Cost:
+        with (options.scratch("ingest") / "steps.jsonl").open("w") as file:
+            return _each(steps, lambda step: file.write(json.dumps(step, default=_plain) + "\n"), paced)
+
+    case = f"cost of a step in the rollout's thread: {name}"
+    results = []
+    for contender, costs in in_turns({OURS: ours, "json.dumps + write": as_json}, options.repeats).items():
+        every = [seconds for each, _ in costs for seconds in each]
+        results.append(
+            Result(
+                case,
+                contender,
+                median(sum(each) / len(each) for each, _ in costs),
+                p95=percentile(every, 95),
+                p99=percentile(every, 99),
+                time_goal=None if contender == OURS else 2.0,
+                note=f"{median(processor for _, processor in costs) * 1e6:.1f} µs of the thread's own processor time",
+            )
+        )
+    return results
+
+
+def _each(steps: Sequence[dict[str, Any]], action: Callable[[dict[str, Any]], Any], paced: bool) -> Cost:
+    seconds = []
+    processor = 0.0
+    for step in steps:
+        if paced:
+            time.sleep(_PACE_SECONDS)
+        cpu, began = time.thread_time(), time.perf_counter()
+        action(step)
+        seconds.append(time.perf_counter() - began)
+        processor += time.thread_time() - cpu
+    return seconds, processor / len(steps)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist()
+
+
+# -- until it is durable -----------------------------------------------------------------------------------------------
+
+
+def _durable(options: Options, episodes: Sequence[Rollout], uri: str | None) -> list[Result]:
+    """All steps until they are durable: in the local folder, or on the S3 server below `uri`."""
+    work = sum(len(line) for line in _lines(episodes))
+    sizes: dict[str, int] = {}
+    segments: list[bytes] = []
+    runs = iter(range(1_000))
+
+    def place(name: str) -> str:
+        return f"{uri}/{name}-{next(runs)}" if uri else str(options.scratch(name))
+
+    def ours() -> float:
+        lake = trajlake.create(place("lake"))
+        seconds = _write_and_flush(lake, options.scratch("spool"), episodes)
+        if not segments:
+            segments.extend(lake.store.get(info.key) for info in lake.store.list("landing/"))
+            sizes[OURS] = sizes["bare PUTs"] = sum(map(len, segments))
+        return seconds
+
+    def bare_puts() -> float:
+        store = open_store(place("bare"))
+        return timed(lambda: [store.put_if_absent(f"{number}.arrow", data) for number, data in enumerate(segments)])
+
+    def as_json() -> float:
+        if uri:
+            return timed(lambda: _put_lines(open_store(place("json")), episodes))
+        path = Path(place("json")) / "steps.jsonl"
+        return timed(lambda: _write_lines(path, episodes))
+
+    def by_lance() -> float:
+        where = place("lance")
+        settings = open_store(where).storage_options()
+        target = open_store(where).location("steps.lance")
+        seconds = timed(lambda: _append_lance(target, settings, episodes))
+        if not uri:
+            sizes["Lance append"] = folder_bytes(Path(target))
+        return seconds
+
+    sizes["JSON lines"] = work
+    json_name = "JSON lines, PUT" if uri else "JSON lines, write + fsync"
+    sizes[json_name] = work
+    contenders = {OURS: ours, "bare PUTs": bare_puts, json_name: as_json, "Lance append": by_lance}
+    notes = {
+        "bare PUTs": "of the same segments, one after the other, with the same client; nothing is encoded",
+        json_name: f"one object or fsync every {SEGMENT_BYTES >> 20} MiB",
+        "Lance append": f"a version every {SEGMENT_BYTES >> 20} MiB of text, with Lance's defaults",
+    }
+    goals = {"bare PUTs": 0.8} if uri else {}
+    return [
+        Result(
+            f"all steps until durable: {'S3' if uri else 'local'}",
+            name,
+            median(seconds),
+            work=work,
+            size=sizes.get(name),
+            time_goal=goals.get(name),
+            note=notes.get(name, "flush() with durability remote"),
+        )
+        for name, seconds in in_turns(contenders, options.repeats).items()
+    ]
+
+
+def _write_and_flush(lake: Lake, spool: Path, episodes: Sequence[Rollout]) -> float:
+    with lake.writer("bench", "w", spool=spool, segment_bytes=SEGMENT_BYTES) as writer:
+
+        def write() -> None:
+            for rollout in episodes:
+                with writer.episode(episode_id=rollout.episode_id, **rollout.begin) as episode:
+                    for step in rollout.steps:
+                        episode.step(**step)
+                    episode.end(**rollout.end)
+            writer.flush()
+
+        return timed(write)
+
+
+def _lines(episodes: Sequence[Rollout]) -> Iterator[str]:
+    for rollout in episodes:
+        for index, step in enumerate(rollout.steps):
+            yield json.dumps({"episode_id": rollout.episode_id, "step_index": index, **step}) + "\n"
+
+
+def _write_lines(path: Path, episodes: Sequence[Rollout]) -> None:
+    waiting = 0
+    with path.open("w") as file:
+        for line in _lines(episodes):
+            file.write(line)
+            waiting += len(line)
+            if waiting >= SEGMENT_BYTES:
+                file.flush()
+                os.fsync(file.fileno())
+                waiting = 0
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _put_lines(store: ObjectStore, episodes: Sequence[Rollout]) -> None:
+    waiting: list[str] = []
+    size = number = 0
+    for line in [*_lines(episodes), ""]:
+        waiting.append(line)
+        size += len(line)
+        if size >= SEGMENT_BYTES or not line:
+            store.put_if_absent(f"{number}.jsonl", "".join(waiting).encode())
+            waiting, size, number = [], 0, number + 1
+
+
+def _append_lance(target: str, settings: dict[str, str] | None, episodes: Sequence[Rollout]) -> None:
+    """Rows in the columns of our table, as someone would append them who uses Lance as the store of rollouts."""
+    rows: list[dict[str, Any]] = []
+    size = 0
+
+    def append() -> None:
+        table = pa.Table.from_pylist(rows, schema=STEPS.arrow)
+        lance.write_dataset(table, target, mode="append" if done else "create", storage_options=settings)
+        rows.clear()
+
+    done = False
+    for rollout in episodes:
+        for index, step in enumerate(rollout.steps):
+            timestamp = int(step["timestamp"] * 1e6)
+            rows.append({"episode_id": rollout.episode_id, "step_index": index, **step, "timestamp": timestamp})
+            size += 300 + len(step.get("message") or "") + len(step.get("reasoning") or "")
+            size += sum(len(result["content"]) for result in step.get("tool_results") or ())
+            size += 8 * len(step.get("token_ids") or ())
+        if size >= SEGMENT_BYTES:
+            append()
+            done, size = True, 0
+    if rows:
+        append()
