@@ -29,6 +29,7 @@ __all__ = [
     "from_row",
     "per_row",
     "traced",
+    "write_groups",
     "write_rows",
 ]
 
@@ -64,7 +65,7 @@ class Format:
     `detect` looks at a file's content, never at its name, and says whether it is of this format. `read` gives one
     Record or Refused a row, in the order of the file; it raises FormatError only where no row can be told apart.
     `write` is the way back, where there is one: of episodes that were imported from one file it makes JSON that is
-    equal to the file's. It raises FormatError for episodes that cannot stand in one file.
+    equal to the file's.
     """
 
     name: str
@@ -109,6 +110,33 @@ def write_rows(rebuild: Rebuild, layout: Layout = "array") -> Write:
         yield from laid_out((rebuilt(one, rebuild) for one in chain(first, episodes)), found or layout)
 
     return write
+
+
+def write_groups(join: Callable[[Mapping[str, Any], Sequence[Trajectory]], Any], layout: Layout = "values") -> Write:
+    """A `write` for files of which one value holds several episodes. `join(file, episodes)` makes the value of what
+    was given to `traced` as `file` with its first episode, and of its episodes."""
+
+    def write(episodes: Iterable[Trajectory]) -> Iterator[bytes]:
+        groups = _groups(episodes)
+        first = list(islice(groups, 1))
+        found = first[0][0].get("layout") if first else None
+        yield from laid_out((join(file, members) for file, members in chain(first, groups)), found or layout)
+
+    return write
+
+
+def _groups(episodes: Iterable[Trajectory]) -> Iterator[tuple[Mapping[str, Any], Sequence[Trajectory]]]:
+    file: Mapping[str, Any] = {}
+    members: list[Trajectory] = []
+    for episode in episodes:
+        found = source_row(episode.episode).get("file")
+        if isinstance(found, dict):
+            if members:
+                yield file, members
+            file, members = found, []
+        members.append(episode)
+    if members:
+        yield file, members
 
 
 def from_row(

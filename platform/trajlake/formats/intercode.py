@@ -6,15 +6,25 @@ observations, rewards, …) with a `summary`, and the human one, a `trajectory` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from trajlake.errors import FormatError, UsageError
-from trajlake.formats.base import Format, Record, Refused, any_row, fits_begin, fits_end, fits_step, traced
+from trajlake.formats.base import (
+    Format,
+    Record,
+    Refused,
+    any_row,
+    fits_begin,
+    fits_end,
+    fits_step,
+    traced,
+    write_groups,
+)
 from trajlake.formats.messages import content_of
 from trajlake.formats.moving import inside, move, text_or_none
-from trajlake.formats.rebuild import episode_extra, extra_of, json_bytes, rebuilt, source_row
+from trajlake.formats.rebuild import episode_extra, extra_of, rebuilt, source_row
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.read.trajectory import Trajectory
@@ -179,17 +189,12 @@ def _turn(step: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     return turn | extra
 
 
-def _write(episodes: Iterable[Trajectory]) -> Iterator[bytes]:
-    logs: dict[str, Any] = {}
-    around = None
-    for position, episode in enumerate(episodes):
-        kept = source_row(episode.episode)
-        if "file" in kept:
-            if position:
-                raise FormatError("episodes of several files cannot stand in one: export those of one `source_hash`")
-            around = kept["file"].get("around")
-        logs[kept.get("name", str(position))] = rebuilt(episode, _rebuild)
-    yield json_bytes(logs if around is None else {**around, "logs": logs}) + b"\n"
+def _join(file: Mapping[str, Any], episodes: Sequence[Trajectory]) -> dict[str, Any]:
+    logs = {
+        source_row(episode.episode).get("name", str(position)): rebuilt(episode, _rebuild)
+        for position, episode in enumerate(episodes)
+    }
+    return logs if file.get("around") is None else {**file["around"], "logs": logs}
 
 
 FORMAT = Format(
@@ -197,5 +202,5 @@ FORMAT = Format(
     description="InterCode results: one JSON object of {number: log}, or {meta, logs}",
     detect=any_row(lambda value: _logs(value) is not None),
     read=_read,
-    write=_write,
+    write=write_groups(_join),
 )

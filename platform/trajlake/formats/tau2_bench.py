@@ -7,14 +7,24 @@ of all simulations (`info`, `tasks`, …) is kept with the first episode of the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from trajlake.errors import FormatError, UsageError
-from trajlake.formats.base import Format, Record, Refused, any_row, fits_begin, fits_end, fits_step, traced
+from trajlake.formats.base import (
+    Format,
+    Record,
+    Refused,
+    any_row,
+    fits_begin,
+    fits_end,
+    fits_step,
+    traced,
+    write_groups,
+)
 from trajlake.formats.messages import arguments
 from trajlake.formats.moving import inside, move, move_time, text_or_none, time_text, with_repeats, without_repeats
-from trajlake.formats.rebuild import episode_extra, extra_of, json_bytes, rebuilt, source_row
+from trajlake.formats.rebuild import episode_extra, extra_of, rebuilt
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.read.trajectory import Trajectory
@@ -47,6 +57,8 @@ def _simulations(results: dict[str, Any], place: str, layout: str) -> Iterator[R
         "results": {name: value for name, value in results.items() if name != "simulations"},
     }
     begin = _begin(results.get("info"))
+    if not results["simulations"]:
+        yield Refused(place, "has no simulations")
     for number, simulation in enumerate(results["simulations"], 1):
         key = f"{place}, simulation {number}"
         try:
@@ -248,21 +260,9 @@ def _message(step: dict[str, Any]) -> dict[str, Any]:
     return message | extra
 
 
-def _write(episodes: Iterable[Trajectory]) -> Iterator[bytes]:
-    """One object; its simulations are written as they come. The first episode has what is said once."""
-    results: dict[str, Any] = {}
-    opening = b""
-    for position, episode in enumerate(episodes):
-        file = source_row(episode.episode).get("file")
-        if isinstance(file, dict):
-            if position:
-                raise FormatError("episodes of several files cannot stand in one: export those of one `source_hash`")
-            results = file.get("results") or {}
-        if not position:
-            opening = json_bytes({**results, "simulations": []}).removesuffix(b"]}")
-        yield opening + json_bytes(rebuilt(episode, _rebuild))
-        opening = b",\n"
-    yield b"]}\n" if opening else json_bytes({"info": {}, "tasks": [], "simulations": []})
+def _join(file: Mapping[str, Any], episodes: Sequence[Trajectory]) -> dict[str, Any]:
+    results = file.get("results") or {"info": {}, "tasks": []}
+    return {**results, "simulations": [rebuilt(episode, _rebuild) for episode in episodes]}
 
 
 FORMAT = Format(
@@ -270,5 +270,5 @@ FORMAT = Format(
     description="tau2-bench results: one JSON object {timestamp, info, tasks, simulations}",
     detect=any_row(_is_results),
     read=_read,
-    write=_write,
+    write=write_groups(_join),
 )

@@ -1,7 +1,8 @@
-"""Files made of good rows with something wrong in them, and what must hold of them whatever it is."""
+"""What must hold of every file, whatever is wrong with it: files of mutated rows, and the real ones."""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trajlake.errors import FormatError
@@ -111,3 +113,42 @@ def _completed(record: Record, row: int) -> Record:
 def _event(steps: list[dict[str, Any]], index: int) -> Event:
     row = {name: value for name, value in (steps[-1] if steps else {}).items() if value is not None}
     return Event("step", "e", 0, index, 0, {name: row[name] for name in row.keys() - {"step_index", "timestamp"}})
+
+
+def withstand(format: Format, rows: Sequence[Any], folder: Path, examples: int = 50) -> None:
+    """`check` files that are mutations of these rows; some of them must come in."""
+    path = folder / "mutated.json"
+    came_in = 0
+
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(value=mutations(rows))
+    def one(value: Any) -> None:
+        nonlocal came_in
+        path.write_text(json.dumps(value))
+        came_in += bool(check(format, path))
+
+    one()
+    assert came_in
+
+
+def real_files(realdata: Path, folder: str) -> list[tuple[Path, int, int]]:
+    """The files below a folder of the real data that hold episodes, and how many episodes and steps INDEX.tsv says."""
+    with (realdata / "INDEX.tsv").open(newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return [
+        (realdata / row["file"], int(row["episodes"]), int(row["steps_or_messages"] or 0))
+        for row in rows
+        if row["file"].startswith(f"{folder}/") and int(row["episodes"])
+    ]
+
+
+def check_real_file(format: Format, path: Path, episodes: int, steps: int, folder: Path) -> list[Record]:
+    """`check` a real file, whole and cut off, and count. Returns the records."""
+    copy = folder / path.name
+    copy.write_bytes(path.read_bytes())
+    assert detect_source(open_source(copy)).name == format.name, path
+    records = check(format, copy)
+    assert (len(records), sum(len(record.steps) for record in records)) == (episodes, steps), path
+    copy.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert len(check(format, copy)) < episodes, path
+    return records
