@@ -1,0 +1,208 @@
+"""OpenHands in both generations: events become steps, actions calls, observations results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.platform.formats.mutation import check, check_real_file, real_files, withstand
+
+from trajlake.formats import Record, Refused, detect, open_source
+from trajlake.formats.openhands import FORMAT
+
+METADATA = {
+    "function_name": "execute_bash",
+    "tool_call_id": "t1",
+    "model_response": {
+        "model": "claude",
+        "choices": [{"message": {"content": "I look", "role": "assistant", "tool_calls": []}}],
+        "usage": {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}},
+    },
+    "total_calls_in_response": 1,
+}
+EVENTS: list[dict[str, Any]] = [
+    {
+        "id": 0,
+        "timestamp": "2025-01-27T22:44:56.900854",
+        "source": "user",
+        "message": "fix it",
+        "action": "message",
+        "args": {"content": "fix it", "image_urls": None},
+    },
+    {
+        "id": 1,
+        "timestamp": "2025-01-27T22:44:57",
+        "source": "agent",
+        "message": "Running command: ls",
+        "action": "run",
+        "tool_call_metadata": METADATA,
+        "args": {"command": "ls", "thought": "I look", "hidden": False},
+    },
+    {
+        "id": 2,
+        "timestamp": "2025-01-27T22:44:58.100000",
+        "source": "agent",
+        "message": "Command `ls` executed with exit code 1.",
+        "cause": 1,
+        "observation": "run",
+        "tool_call_metadata": METADATA,
+        "content": "no such file",
+        "extras": {"command": "ls", "metadata": {"exit_code": 1}},
+        "success": False,
+    },
+    {
+        "id": 3,
+        "source": "environment",
+        "message": "",
+        "observation": "agent_state_changed",
+        "content": "",
+        "extras": {},
+    },
+    {"id": 4, "source": "agent", "message": "All done", "action": "finish", "args": {"outputs": {}, "thought": ""}},
+]
+FLAT: list[dict[str, Any]] = [
+    {"content": "fix it", "images_urls": None, "action": "message", "action_risk": None},
+    {"command": "ls", "thought": "I look", "action": "run", "action_risk": None},
+    {"content": "a", "command_id": -1, "command": "ls", "exit_code": 0, "observation": "run"},
+    {"outputs": {}, "thought": "done", "action": "finish"},
+]
+
+
+def output(**changes: Any) -> dict[str, Any]:
+    whole = {
+        "instance_id": "pony-1",
+        "test_result": {"git_patch": "diff"},
+        "instruction": "fix it",
+        "metadata": {
+            "agent_class": "CodeActAgent",
+            "llm_config": {"model": "gpt-4o"},
+            "git_commit": "b533",
+            "dataset": "SWE-bench",
+        },
+        "history": EVENTS,
+        "metrics": {"accumulated_cost": 0.5},
+        "error": None,
+    }
+    return whole | changes
+
+
+def record(put: Any, content: Any) -> Record:
+    path = put(content)
+    assert detect(path).name == "openhands"
+    assert check(FORMAT, path)
+    [found] = FORMAT.read(open_source(path))
+    assert isinstance(found, Record)
+    return found
+
+
+@pytest.mark.unit
+def test_a_list_of_events_is_one_episode_and_each_event_a_step(put: Any) -> None:
+    found = record(put, EVENTS)
+    assert (found.started_at, found.begin["agent_name"]) == ("2025-01-27T22:44:56.900854", "OpenHands")
+    assert found.end == {"status": "completed", "stop_reason": "finish"}
+    user, call, result, state, finish = found.steps
+    assert [step["source"] for step in found.steps] == ["user", "agent", "tool", "environment", "agent"]
+    assert user["message"] == "fix it"
+    assert (call["message"], call["model"], call["cached_tokens"]) == ("I look", "claude", 4)
+    assert call["tool_calls"] == [{"name": "run", "id": "t1", "arguments": {"command": "ls", "hidden": False}}]
+    assert result["tool_results"] == [{"content": "no such file", "call_id": "t1", "is_error": True}]
+    assert result["extra"]["tool_call_metadata"] == "as its action"
+    assert call["extra"]["tool_call_metadata"]["model_response"]["choices"] == [{"message": {"tool_calls": []}}]
+    assert state["tool_results"] == [{"content": ""}]
+    assert finish["message"] == ""
+    assert "patch" not in found.source
+
+
+@pytest.mark.unit
+def test_evaluation_output_says_which_task_agent_and_model(put: Any) -> None:
+    found = record(put, output())
+    assert {name: value for name, value in found.begin.items() if name != "extra"} == {
+        "task_id": "pony-1",
+        "group_id": "pony-1",
+        "agent_name": "CodeActAgent",
+        "agent_version": "b533",
+        "policy_name": "gpt-4o",
+        "task_family": "SWE-bench",
+    }
+    assert "instruction" not in found.begin["extra"]
+    assert "patch" not in found.source
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("history", [FLAT, [FLAT[:1], FLAT[1:3], FLAT[3:]]])
+def test_the_first_generation_is_flat_or_in_pairs(put: Any, history: list[Any]) -> None:
+    issue = {"owner": "neubig", "repo": "pr-viewer", "number": 5}
+    found = record(put, {"issue": issue, "history": history, "success": True, "error": None})
+    assert found.begin["task_id"] == "neubig/pr-viewer#5"
+    assert found.end["success"] is True
+    user, call, result, finish = found.steps
+    assert [step["source"] for step in found.steps] == ["user", "agent", "tool", "agent"]
+    assert call["tool_calls"] == [{"name": "run", "arguments": {"command": "ls"}}]
+    assert (call["message"], finish["message"], user["message"]) == ("I look", "done", "fix it")
+    assert result["tool_results"] == [{"content": "a", "is_error": False}]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("result", "success"),
+    [({"resolved": True}, True), ({"report": {"resolved": False}}, False), ({"git_patch": ""}, None), (None, None)],
+)
+def test_success_is_what_the_evaluation_reported(put: Any, result: Any, success: bool | None) -> None:
+    assert record(put, output(test_result=result)).end.get("success") is success
+
+
+@pytest.mark.unit
+def test_an_error_is_a_failed_episode(put: Any) -> None:
+    end = record(put, output(error="RuntimeError: Agent reached maximum iteration")).end
+    assert (end["status"], end["failure_stage"]) == ("failed", "budget")
+    assert end["failure_detail"] == "RuntimeError: Agent reached maximum iteration"
+
+
+@pytest.mark.unit
+def test_tokens_of_an_answer_with_several_calls_are_not_counted_twice(put: Any) -> None:
+    twice = {**EVENTS[1], "tool_call_metadata": {**METADATA, "total_calls_in_response": 2}}
+    found = record(put, [EVENTS[0], twice, {**twice, "id": 7}])
+    assert all("prompt_tokens" not in step for step in found.steps)
+
+
+@pytest.mark.unit
+def test_what_is_no_output_is_refused(put: Any) -> None:
+    for content, reason in (
+        ([{"history": 5}], "has no `history`, the list of its events"),
+        ([5], "not an object: a row of OpenHands' output has history, metadata, test_result, …"),
+        ([output(history=[*EVENTS, 5])], "event 6: not an object"),
+        ([output(history=[{"id": 1}])], "event 1: neither an action nor an observation"),
+    ):
+        [found] = FORMAT.read(open_source(put(content)))
+        assert isinstance(found, Refused)
+        assert found.reason == reason
+    path = put(json.dumps(EVENTS)[:-40])
+    [found] = FORMAT.read(open_source(path))
+    assert isinstance(found, Refused)
+    assert "truncated" in found.reason
+
+
+@pytest.mark.unit
+def test_mutated_events_give_records_and_refusals(tmp_path: Path) -> None:
+    withstand(FORMAT, [EVENTS, output(), [output(history=FLAT)], output(history=[FLAT[:2], FLAT[2:]])], tmp_path, 100)
+
+
+def test_the_published_files_come_in_and_out_whole(realdata: Path, tmp_path: Path) -> None:
+    files = real_files(realdata, "openhands")
+    assert len(files) == 6
+    for path, episodes, steps in files:
+        found = check_real_file(FORMAT, path, episodes, steps, tmp_path)
+        assert not any("patch" in record.source for record in found)
+
+
+def test_mutated_published_files(realdata: Path, tmp_path: Path) -> None:
+    rows = [
+        json.loads(line)
+        for path, _, _ in real_files(realdata, "openhands")
+        for line in ([path.read_text()] if path.suffix == ".json" else path.read_text().splitlines())
+    ]
+    withstand(
+        FORMAT, [row if isinstance(row, list) else {**row, "history": row["history"][:12]} for row in rows], tmp_path
+    )
