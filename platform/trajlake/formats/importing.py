@@ -106,7 +106,7 @@ def import_files(
             if source.sha256 in seen:
                 raise FormatError(f"{path}: holds the same bytes as {seen[source.sha256]}, which is imported already")
             seen[source.sha256] = path
-            if ledger is not None and _is_known(ledger, source, chosen, file):
+            if ledger is not None and is_known(ledger, source, None if chosen is None else chosen.name, file):
                 continue
             _import(writer, source, chosen or detect_source(source), begin or {}, file, on_progress)
             pending.append((source.sha256, file))
@@ -125,9 +125,10 @@ def check_begin(begin: EpisodeFields | None) -> None:
     _Rehearsal().play("", Record("", begin or {}, []))
 
 
-def _is_known(ledger: Ledger, source: Source, chosen: Format | None, file: FileReport) -> bool:
+def is_known(ledger: Ledger, source: Source, format: str | None, file: FileReport) -> bool:
+    """Whether the run has the file, as this format if one is named; the report then says what it has."""
     said = ledger.find(source.sha256)
-    if said is None or (chosen is not None and chosen.name != said.get("format")):
+    if said is None or (format is not None and format != said.get("format")):
         return False
     try:
         episodes, steps, refused = (int(said[name]) for name in ("episodes", "steps", "refused"))

@@ -24,6 +24,7 @@ from trajlake.formats.importing import (
     check_begin,
     files_of,
     import_files,
+    is_known,
 )
 from trajlake.formats.ledger import Ledger
 from trajlake.formats.mapping import load_mapping
@@ -74,12 +75,17 @@ def import_tree(
     chosen = _format(job)
     check_begin(begin)
     files = list(files_of(paths))
-    wanted = _count(files, processes)
+    ledger = Ledger(lake.store, run, again=again)
+    found: dict[Path, FileReport] = {}
+    rest = _not_known(files, chosen, ledger, found)
+    wanted = _count(rest, processes)
     if wanted > 1:
-        return _in_processes(job, files, wanted, on_progress)
-    with lake.writer(run=run) as writer:
-        ledger = Ledger(lake.store, run, again=again)
-        return import_files(writer, files, format=chosen, begin=begin, on_progress=on_progress, ledger=ledger)
+        found |= _in_processes(job, rest, wanted, on_progress)
+    elif rest:
+        with lake.writer(run=run) as writer:
+            report = import_files(writer, rest, format=chosen, begin=begin, on_progress=on_progress, ledger=ledger)
+        found |= {file.path: file for file in report.files}
+    return ImportReport([found[path] for path in files])
 
 
 def _format(job: _Job) -> str | Format | None:
@@ -102,9 +108,9 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _in_processes(job: _Job, files: Sequence[Path], count: int, on_progress: Progress | None) -> ImportReport:
+def _in_processes(job: _Job, files: Sequence[Path], count: int, on_progress: Progress | None) -> dict[Path, FileReport]:
     found: dict[Path, FileReport] = {}
-    batches = _batches(_unlike(files, found), count)
+    batches = _batches(files, count)
     # Not forked: a process with threads (a writer's, Arrow's) may hang in its copy.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, context, _start, (job,)) as pool:
@@ -119,24 +125,32 @@ def _in_processes(job: _Job, files: Sequence[Path], count: int, on_progress: Pro
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return ImportReport([found[path] for path in files])
+    return found
 
 
-def _unlike(files: Sequence[Path], found: dict[Path, FileReport]) -> list[Path]:
-    """The files that can be opened, of those with the same bytes the first; of the others there is a report."""
+def _not_known(
+    files: Sequence[Path], chosen: str | Format | None, ledger: Ledger, found: dict[Path, FileReport]
+) -> list[Path]:
+    """The files that the run does not have, of those with the same bytes the first; of the others there is a report."""
     seen: dict[str, Path] = {}
+    name = chosen if chosen is None or isinstance(chosen, str) else chosen.name
     kept = []
     for path in files:
         try:
-            sha256 = open_source(path).sha256
+            source = open_source(path)
+            sha256 = source.sha256
         except (FormatError, OSError):
             kept.append(path)  # whoever reads it says what is wrong
             continue
         if sha256 in seen:
             error = f"holds the same bytes as {seen[sha256]}, which is imported already"
             found[path] = FileReport(path, error=error)
+            continue
+        seen[sha256] = path
+        report = FileReport(path)
+        if is_known(ledger, source, name, report):
+            found[path] = report
         else:
-            seen[sha256] = path
             kept.append(path)
     return kept
 

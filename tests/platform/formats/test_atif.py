@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.platform.formats.mutation import check, mutated
+from tests.platform.formats.mutation import check, mutations
 
 from trajlake.formats import format_named
 
@@ -129,7 +129,7 @@ def test_a_trajectory_comes_out_as_it_went_in_with_little_help(put: Any) -> None
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(row=mutated([TRAJECTORY]))
+@given(row=mutations([TRAJECTORY]))
 def test_mutated_trajectories_come_out_as_they_went_in_or_are_refused(row: Any, tmp_path: Path) -> None:
     path = tmp_path / "trajectory.json"
     path.write_text(json.dumps(row))

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.platform.formats.mutation import check, mutated
+from tests.platform.formats.mutation import check, mutations
 
 from trajlake.errors import FormatError
 from trajlake.formats import Record, Refused, detect, format_named, open_source
@@ -293,7 +293,7 @@ def test_members_in_zstandard_are_read(put: Any, run_import: Any) -> None:
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(log=mutated([LOG]))
+@given(log=mutations([LOG]))
 def test_mutated_logs_come_out_as_they_went_in_or_are_refused(log: Any, tmp_path: Path) -> None:
     path = tmp_path / "log.json"
     path.write_text(json.dumps(log))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.platform.formats.mutation import check, mutated
+from tests.platform.formats.mutation import check, mutations
 
 from trajlake.formats import detect, format_named
 
@@ -74,7 +74,7 @@ def test_a_turn_without_actions_refuses_the_replay(put: Any, run_import: Any) ->
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(row=mutated([REPLAY]))
+@given(row=mutations([REPLAY]))
 def test_mutated_replays_come_out_as_they_went_in_or_are_refused(row: Any, tmp_path: Path) -> None:
     path = tmp_path / "replay.json"
     path.write_text(json.dumps(row))

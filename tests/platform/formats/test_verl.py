@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.platform.formats.mutation import check, mutated
+from tests.platform.formats.mutation import check, mutations
 
 from trajlake.formats import detect, format_named
 
@@ -60,7 +60,7 @@ def test_the_two_texts_alone_are_no_verl(put: Any) -> None:
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(row=mutated([ROW]))
+@given(row=mutations([ROW]))
 def test_mutated_rollouts_come_out_as_they_went_in_or_are_refused(row: Any, tmp_path: Path) -> None:
     path = tmp_path / "40.jsonl"
     path.write_text(json.dumps(row) + "\n" + json.dumps(ROW) + "\n")

@@ -1,0 +1,157 @@
+"""Mapping files: what they say is done, what they get wrong is said, and what they do not take stays."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from tests.platform.formats.mutation import mutations
+
+from trajlake.errors import FormatError, UsageError
+from trajlake.formats import Record, Refused, open_source
+from trajlake.formats.mapping import load_mapping
+from trajlake.formats.rebuild import stored
+
+pytestmark = pytest.mark.unit
+
+STEPS = """
+name = "ours"
+rows = "results[*]"
+
+[episode]
+task_id = "task.id"
+reward = "outcome['final score']"
+started_at = "when[0]"
+policy_name = { value = "gpt-4o" }
+
+[steps]
+each = "trajectory"
+source = "who"
+message = "text"
+reward = "r"
+
+[steps.sources]
+human = "user"
+model = "agent"
+"""
+ROW: dict[str, Any] = {
+    "task": {"id": 5, "hint": "x"},
+    "outcome": {"final score": 0.5},
+    "when": [1700000000],
+    "trajectory": [{"who": "human", "text": "hi"}, {"who": "model", "text": "ho", "r": 1, "more": [1]}],
+    "note": None,
+}
+
+
+@pytest.fixture
+def mapping(tmp_path: Path) -> Any:
+    def write(text: str) -> Path:
+        path = tmp_path / "mapping.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_columns_come_from_their_paths_and_the_rest_stays(put: Any, run_import: Any, mapping: Any) -> None:
+    chosen = load_mapping(mapping(STEPS))
+    imported = run_import(put({"results": [ROW, ROW], "title": "t"}), format=chosen)
+    assert (imported.report.episodes, imported.report.steps, imported.report.files[0].format) == (2, 4, "ours")
+    begin, other = imported.begins
+    assert (begin["source_format"], begin["policy_name"], json.loads(begin["restore"])) == (
+        "ours",
+        "gpt-4o",
+        {"task_id": 5},
+    )
+    extra = json.loads(begin["extra"])
+    del extra["source_row"]
+    assert extra == {"task": {"hint": "x"}, "outcome": {}, "when": [1700000000], "note": None, "file": {"title": "t"}}
+    assert "file" not in json.loads(other["extra"])
+    assert [(step["source"], step["message"], step["reward"]) for step in imported.steps[:2]] == [
+        ("user", "hi", None),
+        ("agent", "ho", 1.0),
+    ]
+    assert json.loads(imported.steps[1]["extra"]) == {"more": [1], "source": "model"}
+    assert imported.ends[0]["reward"] == 0.5
+
+
+def test_messages_are_those_of_chat(put: Any, run_import: Any, mapping: Any) -> None:
+    chosen = load_mapping(mapping('name = "x"\nmessages = "$.a.log"\n[episode]\ntask_id = "id"\n'))
+    rows = [{"a": {"log": [{"role": "user", "content": "hi"}]}, "id": "t"}, {"a": {"log": [{"role": "exit"}]}}, {}, 5]
+    imported = run_import(put(rows), format=chosen)
+    assert (imported.report.episodes, imported.report.steps, imported.report.refused) == (1, 1, 3)
+    assert imported.begins[0]["task_id"] == "t"
+
+
+def test_rows_may_be_the_values_of_an_object(put: Any, mapping: Any) -> None:
+    chosen = load_mapping(mapping('name = "x"\nrows = ""\nmessages = "m"\n'))
+    path = put({"one": {"m": [{"role": "user", "content": "hi"}]}, "two": {"m": []}})
+    assert [item.key for item in chosen.read(open_source(path)) if isinstance(item, Record)] == [
+        "row 1 one",
+        "row 1 two",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({**ROW, "trajectory": None}, "there is no list where the mapping says that the steps are"),
+        ({**ROW, "trajectory": [5]}, "step 1 is not an object"),
+        ({**ROW, "trajectory": [{"who": "cat"}]}, "step 1: its source 'cat' is none of system"),
+        ({**ROW, "outcome": {"final score": "good"}}, "end field reward: must be a number"),
+        (5, "not an object"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_refused_alone(
+    put: Any, run_import: Any, mapping: Any, row: Any, reason: str
+) -> None:
+    [file] = run_import(put({"results": [ROW, row]}), format=load_mapping(mapping(STEPS))).report.files
+    assert (file.episodes, file.refusals[0].row) == (1, "row 1 2")
+    assert file.refusals[0].reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("name = ", "not TOML"),
+        ("[episode]\n", "there is no name"),
+        ('name = "x"\n', "say where the steps are"),
+        ('name = "x"\nmessages = "m"\n[steps]\neach = "s"\n', "say where the steps are"),
+        ('name = "x"\n[steps]\nmessage = "m"\n', "needs each"),
+        ('name = "x"\nmessages = "m"\n[episode]\ncolor = "c"\n', "[episode] has no 'color'; there are agent_name"),
+        ('name = "x"\nmessages = "m"\ncolor = 1\n', "the file has no 'color'"),
+        ('name = "x"\nmessages = 5\n', "a path is text"),
+        ('name = "x"\nmessages = "a[b"\n', "is no path"),
+        ('name = "x"\nmessages = "m"\n[episode]\nseed = 5\n', "write a path in quotes"),
+        ('name = "x"\n[steps]\neach = "s"\n[steps.sources]\na = "cat"\n', "maps what the file says to one of"),
+        ('name = "x"\nsteps = 5\n', "are tables"),
+    ],
+)
+def test_what_is_wrong_in_a_mapping_is_said(mapping: Any, text: str, reason: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_mapping(mapping(text))
+    assert reason in str(caught.value)
+    assert "mapping.toml" in str(caught.value)
+
+
+def test_a_mapping_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        load_mapping(tmp_path / "none.toml")
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(row=mutations([{"results": [ROW, ROW]}]))
+def test_mutated_rows_are_stored_or_refused(row: Any, tmp_path: Path) -> None:
+    text = tmp_path / "mapping.toml"
+    text.write_text(STEPS)
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(row))
+    for item in load_mapping(text).read(open_source(path)):
+        assert isinstance(item, (Record, Refused))
+        if isinstance(item, Record):
+            with suppress(UsageError, FormatError):  # as the import refuses it
+                stored(item)

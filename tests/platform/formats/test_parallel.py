@@ -1,0 +1,155 @@
+"""A tree comes in by one process or several, on from where it was stopped, and nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trajlake
+from trajlake.errors import StoreUnavailable, UsageError
+from trajlake.formats import parallel
+from trajlake.formats.importing import FileReport, import_files
+from trajlake.formats.ledger import Ledger
+from trajlake.formats.parallel import import_tree
+from trajlake.ingest.segment import decode_segment
+
+
+def row(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Six files in three folders, of which one is a copy, one no trajectory, and one good in part."""
+    folder = tmp_path / "tree"
+    for name, content in {
+        "a/1.jsonl": "\n".join(json.dumps(row(f"a{n}")) for n in range(3)),
+        "a/2.json": json.dumps([row("b"), {"messages": 5}]),
+        "b/copy.jsonl": "\n".join(json.dumps(row(f"a{n}")) for n in range(3)),
+        "b/notes.md": "# Notes\n\nNothing.\n",
+        "c/d/3.json": json.dumps([row("c")] * 2),
+        "c/d/bad.json": "{",
+    }.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder
+
+
+def told(files: list[FileReport]) -> list[tuple[str, int, int, bool, bool]]:
+    return [(file.path.name, file.episodes, file.refused, file.error is not None, file.already) for file in files]
+
+
+def landed(lake: trajlake.Lake) -> list[str]:
+    """The text of every message in landing."""
+    keys = [info.key for info in lake.store.list("landing/") if info.key.endswith(".arrow")]
+    events = [event for key in keys for event in decode_segment(lake.store.get(key), key).to_pylist()]
+    return sorted(event["step"]["message"] for event in events if event["kind"] == "step")
+
+
+FIRST = [
+    ("1.jsonl", 3, 0, False, False),
+    ("2.json", 1, 1, False, False),
+    ("copy.jsonl", 0, 0, True, False),
+    ("notes.md", 0, 0, True, False),
+    ("3.json", 2, 0, False, False),
+    ("bad.json", 0, 0, True, False),
+]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_tree_comes_in_once(tree: Path, tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_BATCH_BYTES", 1)
+    lake = trajlake.create(tmp_path / "lake")
+    calls: list[Path] = []
+    first = import_tree(lake, "r", [tree], processes=processes, on_progress=lambda path, done, size: calls.append(path))
+    assert told(first.files) == FIRST
+    assert landed(lake) == ["a0", "a1", "a2", "b", "c", "c"]
+    assert set(calls) >= {file.path for file in first.files if file.error is None}
+    second = import_tree(lake, "r", [tree], processes=processes)
+    assert [file.already for file in second.files] == [True, True, False, False, True, False]
+    assert (second.episodes, second.refused, second.rows_in) == (6, 1, 7)
+    assert landed(lake) == ["a0", "a1", "a2", "b", "c", "c"]
+    assert not any(file.already for file in import_tree(lake, "another", [tree / "a"]).files)
+    assert not any(file.already for file in import_tree(lake, "r", [tree / "a"], again=True).files)
+
+
+def test_an_import_that_was_stopped_goes_on(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trajlake.formats.importing._FLUSH_BYTES", 1)
+    lake = trajlake.create(tmp_path / "lake")
+
+    def stop(path: Path, done: int, size: int) -> None:
+        if path.name == "3.json":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_tree(lake, "r", [tree], on_progress=stop)
+    report = import_tree(lake, "r", [tree])
+    assert [file.path.name for file in report.files if file.already] == ["1.jsonl", "2.json"]
+    assert report.episodes == 6
+
+
+def test_a_file_is_put_down_only_when_it_is_durable(tree: Path, tmp_path: Path) -> None:
+    lake = trajlake.create(tmp_path / "lake")
+    ledger = Ledger(lake.store, "r")
+
+    class Failing:
+        run = "r"
+
+        def record(self, *event: Any) -> bool:
+            return True
+
+        def flush(self) -> None:
+            raise StoreUnavailable("gone")
+
+    with pytest.raises(StoreUnavailable):
+        import_files(Failing(), [tree / "a"], ledger=ledger)  # type: ignore[arg-type]
+    assert not list(lake.store.list("imports/"))
+
+
+def test_a_file_of_another_format_is_read_again(tree: Path, tmp_path: Path) -> None:
+    lake = trajlake.create(tmp_path / "lake")
+    import_tree(lake, "r", [tree / "a"])
+    assert [file.already for file in import_tree(lake, "r", [tree / "a"], format="openai-chat").files] == [True, True]
+    again = import_tree(lake, "r", [tree / "a"], format="tau-bench").files
+    assert [(file.already, file.refused) for file in again] == [(False, 3), (False, 2)]
+
+
+def test_a_ledger_that_was_damaged_knows_nothing(tree: Path, tmp_path: Path) -> None:
+    lake = trajlake.create(tmp_path / "lake")
+    import_tree(lake, "r", [tree / "a" / "1.jsonl"])
+    [info] = lake.store.list("imports/r/")
+    for content in (b"{", b"[]", b'{"format": "openai-chat", "episodes": "many"}'):
+        lake.store.delete(info.key)
+        lake.store.put_if_absent(info.key, content)
+        assert [file.already for file in import_tree(lake, "r", [tree / "a" / "1.jsonl"]).files] == [False]
+
+
+def test_a_mapping_reads_in_every_process(tmp_path: Path) -> None:
+    mapping = tmp_path / "m.toml"
+    mapping.write_text('name = "ours"\nmessages = "log"\n')
+    for number in range(3):
+        (tmp_path / f"{number}.json").write_text(json.dumps({"log": row(str(number))["messages"]}))
+    lake = trajlake.create(tmp_path / "lake")
+    files = [tmp_path / f"{number}.json" for number in range(3)]
+    report = import_tree(lake, "r", files, mapping=mapping, processes=2)
+    assert [(file.format, file.episodes) for file in report.files] == [("ours", 1)] * 3
+    with pytest.raises(UsageError, match="not both"):
+        import_tree(lake, "r", files, mapping=mapping, format="verl")
+    with pytest.raises(UsageError, match="processes"):
+        import_tree(lake, "r", files, processes=0, again=True)
+
+
+def test_a_process_that_is_killed_is_no_success(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_read", kill)
+    lake = trajlake.create(tmp_path / "lake")
+    report = import_tree(lake, "r", [tree / "a", tree / "c"], processes=2)
+    assert all("was killed" in str(file.error) for file in report.files)
+
+
+def kill(batch: list[Path]) -> list[FileReport]:
+    os._exit(9)
