@@ -17,7 +17,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Fill": ("import", "certify", "compact"),
     "Look": ("runs", "episodes", "show", "query", "stats", "replay"),
     "Train": ("sample", "export"),
-    "Keep": ("vacuum", "schema", "completion"),
+    "Keep": ("segments", "dedupe", "optimize", "retract", "vacuum", "schema", "completion"),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 

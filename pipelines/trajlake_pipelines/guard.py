@@ -1,8 +1,8 @@
 """The shapes of pipeline that every runner computes, and a refusal by name of all others.
 
 Beam's DaskRunner says nothing where it does not know a transform: it hands its input on. What it gets wrong (tried with
-apache-beam 2.77): every leaf but Create, ParDo, GroupByKey and Flatten (a Combine gives sums that are none, a Reshuffle
-or WindowInto nothing), side inputs and tags that meet, what `finish_bundle` yields, state and timers, and all
+apache-beam 2.77): every leaf but Create, ParDo, GroupByKey and Flatten (a Combine gives its input, a WindowInto no
+windows), side inputs and tags that meet, what `finish_bundle` yields, state and timers, and all
 branches but the last.
 """
 

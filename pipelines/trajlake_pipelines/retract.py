@@ -72,7 +72,7 @@ def retract(
     hits = [hit for folder in exports for hit in _hits(Path(folder), chosen)]
     if chosen and not dry_run:
         carry_out_own(lake.store, _once(chosen, reason), Runner())
-    doomed, waiting = retract_job.objects_that_hold(lake.store, chosen)
+    doomed, waiting = retract_job.objects_that_hold(lake.store, chosen, also_active=dry_run)
     if not dry_run:
         for info in doomed:
             lake.store.delete(info.key)

@@ -77,13 +77,17 @@ def _paths(table: DeltaTable) -> list[str]:
     return [str(path) for path in files["path"].to_pylist()] if len(files) else []
 
 
-def objects_that_hold(store: ObjectStore, episodes: Collection[str]) -> tuple[list[ObjectInfo], list[str]]:
+def objects_that_hold(
+    store: ObjectStore, episodes: Collection[str], *, also_active: bool = False
+) -> tuple[list[ObjectInfo], list[str]]:
     """Objects that hold any of these episodes and that no current table needs: files of old versions, what units
-    left behind, consumed segments. And keys of segments that are needed, because others in them have not ended."""
+    left behind, consumed segments. And keys of segments that are needed, because others in them have not ended.
+
+    `also_active`: files of the tables as they are now, too, which a retract is going to replace."""
     wanted = set(episodes)
     doomed: list[ObjectInfo] = []
     for name in (STEPS.name, EPISODES.name):
-        active = set(_paths(open_table(store, name)))
+        active = set() if also_active else set(_paths(open_table(store, name)))
         for info in store.list(f"{name}/"):
             path = info.key.removeprefix(f"{name}/")
             if path.endswith(".parquet") and path not in active and _file_holds(store, info.key, wanted):

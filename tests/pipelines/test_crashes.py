@@ -59,9 +59,10 @@ def undisturbed(disturbed, tmp_path):
     return lake
 
 
-def crash_at(monkeypatch, table, when):
+def crash_at(monkeypatch, table, when, module=None):
     """Let the commit to `table` fail before it is made, or after it without an answer."""
-    real = publish.commit
+    module = module or publish
+    real = module.commit
 
     def commit(store, name, *rest):
         if name == table and when == "before":
@@ -71,7 +72,7 @@ def crash_at(monkeypatch, table, when):
             raise Crash
         return done
 
-    monkeypatch.setattr(publish, "commit", commit)
+    monkeypatch.setattr(module, "commit", commit)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

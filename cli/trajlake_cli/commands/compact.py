@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trajlake_cli.options import Duration, lake_option, output_option
 from trajlake_cli.output import Output, say
 from trajlake_cli.progress import progress
+from trajlake_cli.runner_options import runner_of, runner_options
 from trajlake_cli.session import Session, pass_session
 
 if TYPE_CHECKING:
+    from trajlake import Lake
     from trajlake_pipelines.compact import CompactionReport
+    from trajlake_pipelines.runners import Runner
 
 
 @click.command(short_help="Put what has landed into the tables.")
@@ -25,10 +28,27 @@ if TYPE_CHECKING:
     show_default="wait for ever",
     help="Seal episodes without an end as aborted once their last event is this old: 30m, 2h.",
 )
-@click.option("--runner", type=click.Choice(["local"]), default="local", help="Where Beam runs.")
+@click.option("--watch", is_flag=True, help="Go on as segments arrive, one JSON line a pass, until SIGTERM or Ctrl-C.")
+@click.option("--every", type=Duration(), default="5s", metavar="DURATION", help="With --watch, how often to look.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="With --watch, answer Prometheus on this port of 127.0.0.1.",
+)
+@runner_options
 @output_option()
 @pass_session
-def command(session: Session, stale_after: float | None, runner: str, output: Output) -> None:
+def command(
+    session: Session,
+    /,
+    stale_after: float | None,
+    watch: bool,
+    every: float,
+    metrics_port: int | None,
+    output: Output,
+    **where: Any,
+) -> None:
     """Put events that workers and imports have landed into the tables, each episode once.
 
     Doing it again changes nothing, doing it twice at once is safe, and what was interrupted is finished by the next.
@@ -37,10 +57,19 @@ def command(session: Session, stale_after: float | None, runner: str, output: Ou
     Examples:
       trajlake --lake ./lake compact
       trajlake --lake ./lake compact --stale-after 2h
+      trajlake --lake s3://bucket/lake compact --watch --metrics-port 9464
+      trajlake --lake s3://bucket/lake compact --runner dask --scheduler tcp://host:8786
+      trajlake --lake ./lake compact -- --direct_num_workers=4 --direct_running_mode=multi_processing
     """
     session.interrupted = "nothing is lost; run the same command again to finish"
+    if metrics_port is not None and not watch:
+        raise click.UsageError("--metrics-port is for --watch")
+    runner = runner_of(**where)
     lake = session.lake()
     lake.check()
+    if watch:
+        _watch(lake, every, stale_after, runner, metrics_port)
+        return
     from trajlake_pipelines.compact import compact
 
     with progress("compact") as report:
@@ -53,8 +82,36 @@ def command(session: Session, stale_after: float | None, runner: str, output: Ou
     if done.quarantined_segments:
         say(
             f"{_count(done.quarantined_segments, 'segment')} could not be read and "
-            f"{'is' if done.quarantined_segments == 1 else 'are'} quarantined; table segments says why"
+            f"{'is' if done.quarantined_segments == 1 else 'are'} quarantined; "
+            "`trajlake segments --quarantined` says why"
         )
+
+
+def _watch(lake: Lake, every: float, stale_after: float | None, runner: Runner, metrics_port: int | None) -> None:
+    """Passes until SIGTERM or Ctrl-C, each of which lets the pass that is going on end."""
+    import signal
+    import threading
+
+    from trajlake_cli.values import json_text
+    from trajlake_pipelines.watch import Metrics, watch
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    metrics = None if metrics_port is None else Metrics(metrics_port)
+    try:
+        watch(
+            lake,
+            stop,
+            lambda line: click.echo(json_text(line)),
+            every=every,
+            stale_after=stale_after,
+            runner=runner,
+            metrics=metrics,
+        )
+    finally:
+        if metrics is not None:
+            metrics.close()
 
 
 def in_words(done: CompactionReport) -> list[str]:

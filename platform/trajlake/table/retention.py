@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -54,6 +55,7 @@ def vacuum(
         )
     lake.check()
     files = [*_left_tables(lake, older_than_hours, dry_run), *_consumed(lake, older_than_hours)]
+    files += _signatures(lake, {file.key for file in files})
     if not dry_run:
         for file in files:
             lake.store.delete(file.key)
@@ -66,7 +68,7 @@ def _left_tables(lake: Lake, hours: float, dry_run: bool) -> list[VacuumedFile]:
         sizes = {info.key: info.size for info in lake.store.list(f"{name}/")}
         with delta_errors(lake.store, name):
             paths = open_table(lake.store, name).vacuum(
-                retention_hours=int(hours),
+                retention_hours=math.ceil(hours),
                 dry_run=dry_run,
                 enforce_retention_duration=False,
                 full=True,
@@ -77,6 +79,14 @@ def _left_tables(lake: Lake, hours: float, dry_run: bool) -> list[VacuumedFile]:
             for path in paths
         ]
     return found
+
+
+def _signatures(lake: Lake, going: set[str]) -> Iterator[VacuumedFile]:
+    """Signatures (of `dedupe`) of files of `steps` that are gone, or are `going`."""
+    there = {info.key for info in lake.store.list("steps/")} - going
+    for info in lake.store.list("signatures/"):
+        if "steps/" + info.key.split("/", 2)[2] not in there:
+            yield VacuumedFile(info.key, info.size, "the signatures of a file that is gone")
 
 
 def _consumed(lake: Lake, hours: float) -> Iterator[VacuumedFile]:
