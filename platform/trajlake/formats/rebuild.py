@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -34,7 +33,7 @@ one episode of a file `file`, what is said once of all its rows."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NO_EPISODE = dict.fromkeys(EPISODES.names())
 _NO_STEP = dict.fromkeys(STEPS.names())
-_TIMES = {"timestamp", "occurred_at"}
+_NOT_PLAIN = {"timestamp", "occurred_at", "token_ids", "loss_mask", "logprobs"}
 
 Patch = list[list[Any]]
 """`[path]` takes away what is there, `[path, value]` puts a value there; a path is a list of keys and positions."""
@@ -53,21 +52,26 @@ def stored(record: Record) -> Trajectory:
     episode.end(ended_at=record.ended_at, **record.end)
     begin, *steps, end = keeping.rows
     times = {"started_at": begin.pop("occurred_at", None), "ended_at": end.pop("occurred_at", None)}
-    extras = [json.loads(row["extra"]) for row in (begin, end) if row.get("extra")]
+    extra = _merged(begin, end, "extra")
     if record.source:
-        extras.append({SOURCE_ROW: dict(record.source)})
+        extra[SOURCE_ROW] = dict(record.source)
     row = {
         **_NO_EPISODE,
         **begin,
         **end,
         **times,
-        "extra": json.dumps(dict(ChainMap(*reversed(extras)))) if extras else None,
-        "restore": begin.get("restore"),
+        "extra": json.dumps(extra) if extra else None,
+        "restore": json.dumps(_merged(begin, end, "restore")),
         "n_steps": len(steps),
     }
     return Trajectory(
         restored(row), [_NO_STEP | restored(step) | {"step_index": index} for index, step in enumerate(steps)]
     )
+
+
+def _merged(begin: Mapping[str, Any], end: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The JSON objects that both have in a column, the end's keys winning, as the compaction merges them."""
+    return {key: value for row in (begin, end) if row.get(name) for key, value in json.loads(row[name]).items()}
 
 
 class _Keeping:
@@ -77,15 +81,17 @@ class _Keeping:
         self.rows: list[dict[str, Any]] = []
 
     def record(self, kind: str, identity: str, attempt: int, row: dict[str, Any]) -> None:
-        self.rows.append({name: _read_back(name, value) for name, value in row.items()})
+        row = dict(row)
+        for name in _NOT_PLAIN & row.keys():
+            if row[name] is not None:
+                row[name] = _read_back(row[name])
+        self.rows.append(row)
 
     def forget(self, episode: Episode) -> None: ...
 
 
-def _read_back(name: str, value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return _EPOCH + timedelta(microseconds=value) if name in _TIMES and value is not None else value
+def _read_back(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else _EPOCH + timedelta(microseconds=value)
 
 
 def extra_of(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,10 +143,10 @@ def _compare(wanted: Any, given: Any, path: list[str | int], patch: Patch) -> No
         for name in given.keys() - wanted.keys():
             patch.append([[*path, name]])
         for name, value in wanted.items():
-            if name in given:
-                _compare(value, given[name], [*path, name], patch)
-            else:
+            if name not in given:
                 patch.append([[*path, name], value])
+            elif type(value) is not str or value != given[name]:  # most are text, and equal
+                _compare(value, given[name], [*path, name], patch)
     elif isinstance(wanted, list) and isinstance(given, list) and len(wanted) == len(given):
         for position, (value, other) in enumerate(zip(wanted, given, strict=True)):
             _compare(value, other, [*path, position], patch)
