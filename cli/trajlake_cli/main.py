@@ -16,8 +16,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Start": ("demo", "init", "doctor", "dev"),
     "Fill": ("import", "certify", "compact"),
     "Look": ("runs", "episodes", "show", "query", "stats", "replay"),
-    "Train": ("sample", "export"),
-    "Keep": ("segments", "dedupe", "optimize", "retract", "vacuum", "schema", "completion"),
+    "Train": ("sample", "export", "lineage"),
+    "Keep": ("spool", "segments", "dedupe", "optimize", "retract", "vacuum", "schema", "completion"),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 

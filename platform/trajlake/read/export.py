@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from trajlake.errors import ExportError, UsageError
+from trajlake.errors import ExportError, StoreError, UsageError
+from trajlake.read.lineage import register
 from trajlake.read.shards import SHARD_WRITERS, ShardFile
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 _PLAN = "plan.json"
+_log = logging.getLogger("trajlake")
 _BATCH = 256  # episodes in memory at a time
 
 
@@ -100,7 +103,24 @@ def export(
         for leftover in [work / _PLAN, *work.glob("*.done")]:
             leftover.unlink()
     _appear(work, target)
+    _register(snapshot, target, plan, rows, files)
     return ExportReport(target, manifest, resumed)
+
+
+def _register(
+    snapshot: Snapshot, target: Path, plan: dict[str, Any], rows: pl.DataFrame, files: list[ShardFile]
+) -> None:
+    """Put the export into the lake's lineage. A lake that may only be read is no reason to lose the export."""
+    parts = [(file.name, position) for file in files for position in range(file.rows)]
+    used = rows.select("episode_id").with_columns(
+        part=pl.Series([name for name, _ in parts], dtype=pl.String),
+        position=pl.Series([position for _, position in parts], dtype=pl.Int64),
+    )
+    what = {**plan, "files": [asdict(file) for file in files]}
+    try:
+        register(snapshot.lake, "export", str(target.absolute()), what, used)
+    except StoreError as error:
+        _log.warning("%s is finished, but could not be put into the lake's lineage: %s", target, error)
 
 
 def _chosen(snapshot: Snapshot, where: str | None, seed: int) -> tuple[pl.DataFrame, int]:

@@ -13,6 +13,10 @@ from trajlake.read.draws import Indexes
 Array = np.ndarray[Any, Any]
 
 
+class NothingFits(UsageError):
+    """No item can be drawn; a live sampler waits for one."""
+
+
 @dataclass(frozen=True)
 class Pieces:
     """What drawn items are made of. `draw` says which of the items asked for a piece belongs to, `row` which row of the

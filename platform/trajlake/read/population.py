@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from trajlake.errors import QueryError, UsageError
-from trajlake.read.items import Window
+from trajlake.read.items import NothingFits, Window
 from trajlake.read.strategies import Strategy, strategy_of
 
 if TYPE_CHECKING:
@@ -44,6 +44,18 @@ class Recipe:
             raise UsageError(f"seed must be from 0 to 2**63 - 1, not {self.seed}")
         if self.max_times_sampled is not None and self.max_times_sampled < 1:
             raise UsageError(f"max_times_sampled must be at least 1, not {self.max_times_sampled}")
+
+    @classmethod
+    def of(
+        cls,
+        strategy: str | Strategy,
+        options: Mapping[str, Any],
+        normalize_reward: str | Sequence[str] | None = None,
+        **rest: Any,
+    ) -> Recipe:
+        """A recipe from what callers write: a strategy by name with its options, columns as text or list."""
+        by = normalize_reward.split(",") if isinstance(normalize_reward, str) else normalize_reward
+        return cls(strategy_of(strategy, options), normalize_reward=None if by is None else tuple(by), **rest)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; `from_json` reads them back."""
@@ -96,7 +108,7 @@ def population(rows: pl.DataFrame, recipe: Recipe) -> Population:
     left of them."""
     fits = f" {recipe.where!r}" if recipe.where else ""
     if rows.is_empty():
-        raise UsageError("no episode fits" + (fits or ": the snapshot is empty"))
+        raise NothingFits("no episode fits" + (fits or ": the snapshot is empty"))
     left_out: dict[str, int] = {}
     rows = _without(rows, "retracted", rows["retracted"].is_not_null(), left_out)
     if recipe.unique:
@@ -114,7 +126,7 @@ def population(rows: pl.DataFrame, recipe: Recipe) -> Population:
         rows = _without(rows, name.removeprefix("mask "), rows[name].fill_null(False), left_out).drop(name)
     if rows.is_empty():
         reasons = ", ".join(f"{count} were left out: {reason}" for reason, count in left_out.items())
-        raise UsageError(f"no episode fits{fits}: {reasons}")
+        raise NothingFits(f"no episode fits{fits}: {reasons}")
     if recipe.normalize_reward is not None:
         rows = rows.with_columns(normalized_reward=_normalized(recipe.normalize_reward))
     return Population(rows, left_out, current)

@@ -17,7 +17,7 @@ import numpy as np
 from trajlake.errors import UsageError
 from trajlake.read.batch import Batch
 from trajlake.read.draws import Floats, Indexes
-from trajlake.read.items import Pieces
+from trajlake.read.items import NothingFits, Pieces
 from trajlake.read.population import Population, Recipe
 from trajlake.read.walk import Walk
 
@@ -80,7 +80,7 @@ class Sampler:
         self.world_size = world_size
         self._items = recipe.strategy.items(population.rows, recipe.window)
         if not self._items.size:
-            raise UsageError("no window of this length fits into any episode" if recipe.window else "nothing to draw")
+            raise NothingFits("no window of this length fits into any episode")
         self._start_again()
 
     def _start_again(self) -> None:
@@ -189,7 +189,11 @@ class Sampler:
         items = drawn.item if isinstance(drawn, Draws) else np.array([sample.item for sample in drawn], np.int64)
         if len(items) and not 0 <= items.min() <= items.max() < len(self):
             raise UsageError("these samples are of another sampler")
-        self._walk.update(items, np.asarray(priorities, np.float64))
+        self.set_priorities(items, np.asarray(priorities, np.float64))
+
+    def set_priorities(self, items: Indexes, priorities: Floats) -> None:
+        """`update_priorities` by the numbers of items."""
+        self._walk.update(items, priorities)
 
     # -- resuming --------------------------------------------------------------------------------------------
 

@@ -92,6 +92,10 @@ class Snapshot:
 
     def episode(self, episode_id: str) -> Trajectory:
         """One episode by its id, or by the beginning of its id where only one has it. Raises EpisodeMissing."""
+        return next(self._with_steps(self.row_of(episode_id)))
+
+    def row_of(self, episode_id: str) -> pl.DataFrame:
+        """The row of one episode by its id, or by the beginning of its id. Raises EpisodeMissing."""
         found = self.collect(self.episodes.filter(pl.col("episode_id") == episode_id))
         if found.is_empty():
             found = self.collect(self.episodes.filter(pl.col("episode_id").str.starts_with(episode_id)).limit(2))
@@ -101,7 +105,7 @@ class Snapshot:
                 )
             if len(found) > 1:
                 raise EpisodeMissing(f"more than one episode begins with {episode_id}: give more of its id")
-        return next(self._with_steps(found))
+        return found
 
     def trajectories(self, episode_ids: Iterable[str]) -> Iterator[Trajectory]:
         """These episodes, in this order, a repeated id repeatedly. Raises EpisodeMissing before the first."""
@@ -152,17 +156,16 @@ class Snapshot:
         sequence. Raises UsageError and QueryError."""
         from trajlake.read.population import Recipe, read_population
         from trajlake.read.sampler import Sampler
-        from trajlake.read.strategies import strategy_of
 
-        by = tuple(normalize_reward.split(",")) if isinstance(normalize_reward, str) else normalize_reward
-        recipe = Recipe(
-            strategy_of(strategy, options),
+        recipe = Recipe.of(
+            strategy,
+            options,
+            normalize_reward,
             seed=seed,
             where=where,
             unique=unique,
             window=window,
             policy_version=policy_version,
-            normalize_reward=None if by is None else tuple(by),
             max_times_sampled=max_times_sampled,
         )
         return Sampler(self, read_population(self, recipe), recipe, rank=rank, world_size=world_size)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import struct
+from bisect import bisect_right
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from io import RawIOBase
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trajlake.errors import StoreError
 from trajlake.storage import ByteRange, ObjectStore
+from trajlake.table.layout import NULL_COLUMNS
 from trajlake_schemas import STEPS
 
 _FOOTER_GUESS = 256 * 1024
 _FOOTERS_KEPT = 512
-_THREADS = 16
+_THREADS = 8
+_GROUPS_AT_ONCE = 16
 
 
 class StepsReader:
@@ -35,12 +40,18 @@ class StepsReader:
         by_file: dict[str, list[int]] = {}
         for path, group in sorted(wanted):
             by_file.setdefault(path, []).append(group)
+        parts = [
+            (path, numbers[start : start + _GROUPS_AT_ONCE])
+            for path, numbers in by_file.items()
+            for start in range(0, len(numbers), _GROUPS_AT_ONCE)
+        ]
         groups: dict[tuple[str, int], pa.Table] = {}
-        if len(by_file) == 1:
-            results = [self._groups(*next(iter(by_file.items())))]
+        if len(parts) == 1:
+            results = [self._groups(*parts[0])]
         else:
             with ThreadPoolExecutor(_THREADS) as pool:
-                results = list(pool.map(lambda item: self._groups(*item), by_file.items()))
+                list(pool.map(self._footer, [f"{STEPS.name}/{path}" for path in by_file]))
+                results = list(pool.map(lambda part: self._groups(*part), parts))
         for result in results:
             groups.update(result)
         empty = STEPS.arrow.empty_table()
@@ -56,11 +67,19 @@ class StepsReader:
         key = f"{STEPS.name}/{path}"
         footer = self._footer(key)
         ranges = [_row_group_range(footer, number) for number in numbers]
-        found = {}
-        for number, extent, data in zip(numbers, ranges, self._store.get_ranges(key, ranges), strict=True):
-            file = pq.ParquetFile(_Piece(extent.start, data), metadata=footer)
-            found[path, number] = file.read_row_group(number, use_threads=False)
-        return found
+        found = self._store.get_ranges(key, ranges)
+        pieces = _Pieces([(extent.start, data) for extent, data in zip(ranges, found, strict=True)])
+        null = set(json.loads((footer.metadata or {}).get(NULL_COLUMNS, b"[]")))
+        columns = [name for name in STEPS.arrow.names if name not in null]
+        # Without pre_buffer Arrow reads each column's own bytes, and never across the holes between the pieces.
+        file = pq.ParquetFile(pieces, metadata=footer, pre_buffer=False)
+        table = _with_nulls(file.read_row_groups(numbers, columns=columns, use_threads=False))
+        ends = np.cumsum([footer.row_group(number).num_rows for number in numbers]).tolist()
+        starts = [0, *ends[:-1]]
+        return {
+            (path, number): table.slice(start, end - start)
+            for number, start, end in zip(numbers, starts, ends, strict=True)
+        }
 
     def _footer(self, key: str) -> pq.FileMetaData:
         known = self._footers.get(key)
@@ -98,13 +117,25 @@ def _row_group_range(footer: pq.FileMetaData, number: int) -> ByteRange:
     return ByteRange(min(starts), max(ends) - min(starts))
 
 
-class _Piece(RawIOBase):
-    """A piece of a file that answers reads inside it as if the whole file were there."""
+def _with_nulls(table: pa.Table) -> pa.Table:
+    """`table` with all columns of the schema; those that were not read are null."""
+    names = set(table.schema.names)
+    return pa.Table.from_arrays(
+        [
+            table[field.name] if field.name in names else pa.chunked_array([pa.nulls(len(table), field.type)])
+            for field in STEPS.arrow
+        ],
+        schema=STEPS.arrow,
+    )
 
-    def __init__(self, start: int, data: bytes) -> None:
+
+class _Pieces(RawIOBase):
+    """Pieces of a file, in order, that answer reads inside one of them as if the whole file were there."""
+
+    def __init__(self, pieces: list[tuple[int, bytes]]) -> None:
         super().__init__()
-        self._start = start
-        self._data = data
+        self._starts = [start for start, _ in pieces]
+        self._data = [data for _, data in pieces]
         self._position = 0
 
     def readable(self) -> bool:
@@ -117,15 +148,17 @@ class _Piece(RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        end = self._start + len(self._data)
+        end = self._starts[-1] + len(self._data[-1])
         self._position = offset + (0, self._position, end)[whence]
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        begin = self._position - self._start
-        if begin < 0:
+        index = bisect_right(self._starts, self._position) - 1
+        data = self._data[index] if index >= 0 else b""
+        begin = self._position - self._starts[index]
+        if begin >= len(data):
             raise OSError(f"byte {self._position} was not fetched")
-        data = self._data[begin:] if size < 0 else self._data[begin : begin + size]
+        data = data[begin:] if size < 0 else data[begin : begin + size]
         self._position += len(data)
         return data
 

@@ -21,7 +21,7 @@ import polars as pl
 
 from trajlake.errors import UsageError
 from trajlake.read.draws import Floats, Indexes, below, fractions, shuffled, words
-from trajlake.read.items import Episodes, Groups, Items, Window, Windows
+from trajlake.read.items import Episodes, Groups, Items, NothingFits, Window, Windows
 
 Kind = Literal["independent", "order", "moving"]
 
@@ -251,7 +251,7 @@ class Stratified(Strategy):
             return []
         known = set(rows["stratum"].unique())
         if missing := sorted(set(self.ratios) - known):
-            raise UsageError(
+            raise NothingFits(
                 f"no episode has {', '.join(self.by)} = {missing[0]}; there is {', '.join(sorted(known)[:8])}"
             )
         return [("stratum has no ratio", ~rows["stratum"].is_in(list(self.ratios)))]
@@ -262,7 +262,7 @@ class Stratified(Strategy):
         ratios = np.array([self.ratios.get(name, 1.0) for name in names], np.float64)
         counts = np.bincount(codes, minlength=len(names))
         if empty := [name for name, count in zip(names, counts, strict=True) if not count]:
-            raise UsageError(f"no window fits into any episode of stratum {empty[0]}")
+            raise NothingFits(f"no window fits into any episode of stratum {empty[0]}")
         return _Strata(seed, np.argsort(codes, kind="stable"), counts, ratios / ratios.sum())
 
 
@@ -292,11 +292,12 @@ class Group(Strategy):
     they are. Each group once an epoch, or independently where `replace`.
 
     `drop_constant` leaves out groups whose rewards are all equal (no gradient; DAPO's dynamic sampling) or that have
-    fewer than two.
+    fewer than two. `least` leaves out groups of fewer rollouts: live, those that are not complete yet.
     """
 
     by: str = "group_id"
     drop_constant: bool = True
+    least: int = 1
     replace: bool = False
     epochs: int | None = None
     name: ClassVar[str] = "group"
@@ -306,6 +307,9 @@ class Group(Strategy):
 
     def leaves_out(self, rows: pl.DataFrame) -> list[tuple[str, pl.Series]]:
         found = [(f"no {self.by}", rows["group"].is_null())]
+        if self.least > 1:
+            few = rows.select(pl.len().over("group") < self.least)["len"]
+            found.append((f"fewer than {self.least} rollouts in their group", few))
         if self.drop_constant:
             reward = pl.col("reward").fill_nan(None)
             varies = (reward.n_unique() - reward.is_null().any() > 1).over("group")

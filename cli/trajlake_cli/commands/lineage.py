@@ -1,0 +1,39 @@
+"""`trajlake lineage`: which samples and exports used an episode."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from trajlake_cli.options import lake_option, output_option, snapshot_option
+from trajlake_cli.output import Output, say
+from trajlake_cli.session import Session, pass_session
+from trajlake_cli.text import ELLIPSIS
+
+
+@click.command(short_help="Say which samples and shards used an episode.")
+@click.argument("episode")
+@lake_option
+@snapshot_option
+@output_option()
+@pass_session
+def command(session: Session, episode: str, token: str | None, output: Output) -> None:
+    """Say which samples (with a manifest) and which shards of exports used an episode, the oldest use first.
+
+    The start of an id is enough where no other begins with it.
+
+    \b
+    Examples:
+      trajlake --lake ./lake lineage 0197
+      trajlake --lake ./lake lineage 0197 --output json
+    """
+    from trajlake.read.lineage import uses_of
+
+    snapshot = session.snapshot(token)
+    episode_id = snapshot.row_of(episode.rstrip(ELLIPSIS))["episode_id"].item()
+    uses = uses_of(snapshot.lake, episode_id)
+    columns = ["kind", "name", "part", "position", "made_at", "snapshot", "digest"]
+    output.rows(map(asdict, uses), columns, ("digest",))
+    if output.is_table and not uses:
+        say(f"nothing is known to have used episode {episode_id}")

@@ -1,0 +1,304 @@
+"""Live sampling: a trainer draws an episode seconds after its end, from landing before a compaction has seen it, from
+the tables afterwards, and never twice for that.
+
+The ledger is read before the tables, and the tables before landing: an episode that moves meanwhile is found in both
+and taken once, never in neither. A live sequence depends on when episodes arrive, so it cannot be drawn again; its
+state still says what was drawn, and a resumed trainer goes on without repeating or leaving out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from trajlake.errors import EpisodeMissing, UsageError
+from trajlake.read.batch import Batch
+from trajlake.read.draws import words
+from trajlake.read.flow import MinSize, RateLimiter
+from trajlake.read.items import NothingFits, Pieces
+from trajlake.read.landing import Landed, LandingTail
+from trajlake.read.population import Recipe, columns_of, population
+from trajlake.read.sampler import Sample, Sampler
+from trajlake_schemas import EPISODES
+
+if TYPE_CHECKING:
+    from trajlake.lake import Lake
+    from trajlake.read.strategies import Strategy
+
+_NO_END = "no end was recorded"
+_ONCE = ("fifo", "lifo", "group")
+_REFUSED = ("epochs", "curriculum")
+
+
+class LiveView:
+    """The episodes of the tables and of the landing tail, each once; `token` is that of the tables' snapshot."""
+
+    def __init__(self, lake: Lake, table_seconds: float) -> None:
+        self._lake = lake
+        self._table_seconds = table_seconds
+        self._tail = LandingTail(lake.store)
+        self._landed: dict[str, Landed] = {}
+        self._frames: list[pl.DataFrame] = []  # the rows of what landed, as they came
+        self._open_tables()
+
+    def _open_tables(self) -> None:
+        self._tail.skip_consumed()
+        self.snapshot = self._lake.snapshot()
+        self._opened = time.monotonic()
+        known = self.snapshot.episodes.select("episode_id", "attempt", "stop_reason")
+        rows = self.snapshot.collect(known)
+        self._attempts = {
+            episode_id: -1 if stop_reason == _NO_END else attempt  # an episode that goes on replaces what was sealed
+            for episode_id, attempt, stop_reason in rows.iter_rows()
+        }
+        self._landed = {key: each for key, each in self._landed.items() if self._is_news(each)}
+        self._frames = [self._frame([each.row for each in self._landed.values()])] if self._landed else []
+
+    def _is_news(self, landed: Landed) -> bool:
+        known = self._landed.get(landed.row["episode_id"])
+        if known is not None and known.row["attempt"] > landed.row["attempt"]:
+            return False
+        return bool(landed.row["attempt"] > self._attempts.get(landed.row["episode_id"], -1))
+
+    @property
+    def token(self) -> str:
+        return self.snapshot.token
+
+    def __len__(self) -> int:
+        return len(self._attempts.keys() | self._landed.keys())
+
+    def refresh(self) -> bool:
+        """Look for what is new; True where something is."""
+        changed = False
+        if time.monotonic() - self._opened >= self._table_seconds:
+            before = self.token
+            self._open_tables()
+            changed = self.token != before
+        news = []
+        for each in self._tail.poll():
+            if self._is_news(each):
+                self._landed[each.row["episode_id"]] = each
+                news.append(each)
+        if news:
+            self._frames.append(self._frame([each.row for each in news]))
+        return changed or bool(news)
+
+    def rows(self, recipe: Recipe) -> pl.DataFrame:
+        """What a population is made of."""
+        chosen = columns_of(recipe)
+        tables = self.snapshot.where(recipe.where).filter(~pl.col("episode_id").is_in(list(self._landed)))
+        parts = [self.snapshot.collect(tables.select(chosen))]
+        if self._landed:
+            tail = pl.concat(self._frames).unique("episode_id", keep="last").lazy()
+            if recipe.where and recipe.where.strip():
+                tail = tail.filter(pl.sql_expr(recipe.where))
+            parts.append(tail.select(chosen).collect())
+        return pl.concat(parts, how="vertical_relaxed").sort("episode_id")
+
+    @staticmethod
+    def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
+        frame = pl.from_arrow(pa.Table.from_pylist(rows, EPISODES.arrow))
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def rows_of(self, episode_ids: Sequence[str]) -> pl.DataFrame:
+        """See Source."""
+        stored = [episode_id for episode_id in dict.fromkeys(episode_ids) if episode_id not in self._landed]
+        here = [self._landed[key].row for key in dict.fromkeys(episode_ids) if key in self._landed]
+        tables = self.snapshot.rows_of(stored) if stored else None
+        parts = ([tables] if tables is not None else []) + ([self._frame(here)] if here else [])
+        if not parts:
+            raise EpisodeMissing("no episode was asked for")
+        found = pl.concat(parts, how="vertical_relaxed")
+        wanted = pl.DataFrame({"episode_id": episode_ids}, schema={"episode_id": pl.String})
+        return wanted.join(found, on="episode_id", how="left", maintain_order="left").select(found.columns)
+
+    def steps_of(self, rows: pl.DataFrame) -> list[Any]:
+        """See Source."""
+        here = [self._landed.get(episode_id) for episode_id in rows["episode_id"]]
+        stored = rows.filter(pl.Series([each is None for each in here], dtype=pl.Boolean))
+        tables = iter(self.snapshot.steps_of(stored) if len(stored) else [])
+        return [next(tables) if each is None else each.steps for each in here]
+
+
+class LiveSampler:
+    """Draws from what is there now. Strategies are those of `Snapshot.sampler` but for epochs and curriculum, which
+    need a population that stays; fifo, lifo and group give each episode once unless `max_times_sampled` is given.
+
+    `limiter` holds draws back: see trajlake.read.flow. `poll_seconds` is how often landing is listed, `table_seconds`
+    how often the tables are opened anew (for late scores, retractions, and to let go of what was compacted).
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        recipe: Recipe,
+        *,
+        limiter: RateLimiter | None = None,
+        poll_seconds: float = 1.0,
+        table_seconds: float = 30.0,
+    ) -> None:
+        name = recipe.strategy.name
+        if name in _REFUSED:
+            raise UsageError(f"{name} needs a population that stays: use uniform or fifo, or a snapshot")
+        if name in _ONCE and recipe.max_times_sampled is None:
+            recipe = replace(recipe, max_times_sampled=1)
+        if recipe.window is not None and (recipe.max_times_sampled is not None or name == "prioritized"):
+            raise UsageError("live windows have no counts and no priorities of their own: draw whole episodes")
+        self.recipe = recipe
+        self.limiter: RateLimiter = MinSize(1) if limiter is None else limiter
+        self._poll_seconds = poll_seconds
+        self._view = LiveView(lake, table_seconds)
+        self._polled = float("-inf")
+        self._times: dict[str, int] = {}
+        self._priorities: dict[str, float] = {}
+        self._generation = 0
+        self._samples = 0
+        self._inner: Sampler | None = None
+        self._stale = True
+
+    @property
+    def inserts(self) -> int:
+        """Episodes that there are, as the limiter counts them."""
+        return len(self._view)
+
+    @property
+    def samples(self) -> int:
+        """Samples that were drawn."""
+        return self._samples
+
+    def take(self, count: int, timeout: float | None = None) -> list[Sample]:
+        """The next `count` draws, as soon as limiter and strategy allow them. Raises TimeoutError after `timeout`
+        seconds, UsageError where the limiter could never allow so many at once."""
+        samples, _, _ = self._draw(count, timeout)
+        return samples
+
+    def batch(self, size: int, timeout: float | None = None) -> Batch:
+        """The next `size` draws with their steps; see `take`."""
+        samples, rows, pieces = self._draw(size, timeout)
+        batch = Batch(self._view, samples, rows, pieces)
+        _ = batch.tables  # now: what is in memory may have moved into the tables at the next draw
+        return batch
+
+    def _draw(self, count: int, timeout: float | None) -> tuple[list[Sample], pl.DataFrame, Pieces]:
+        if count > self.limiter.largest_batch:
+            raise UsageError(
+                f"{count} samples at once could wait for ever: the limiter allows {self.limiter.largest_batch:g}"
+            )
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._refresh()
+            if self.limiter.can_sample(self.inserts, self._samples, count):
+                sampler = self._sampler()
+                if sampler is not None and self._left(sampler) >= count:
+                    return self._drawn(sampler, count)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"{count} samples were not allowed within {timeout:g} s: there are {self.inserts} episodes, "
+                    f"{self._samples} samples were drawn"
+                )
+            time.sleep(min(0.05, self._poll_seconds))
+
+    def _left(self, sampler: Sampler) -> float:
+        """How many draws are certain without further episodes."""
+        return len(sampler) - sampler.position if self.recipe.max_times_sampled is not None else float("inf")
+
+    def _refresh(self) -> None:
+        if time.monotonic() - self._polled < self._poll_seconds:
+            return
+        self._stale |= self._view.refresh()
+        self._polled = time.monotonic()
+
+    def _sampler(self) -> Sampler | None:
+        """A sampler over what may be drawn now; None where that is nothing."""
+        most = self.recipe.max_times_sampled
+        used_up = most is not None and self._inner is not None and self._inner.position >= len(self._inner)
+        if not self._stale and not used_up:
+            return self._inner
+        rows = self._view.rows(self.recipe)
+        if most is not None:
+            spent = [episode_id for episode_id, times in self._times.items() if times >= most]
+            rows = rows.filter(~pl.col("episode_id").is_in(spent))
+        self._stale, self._inner = False, None
+        try:
+            seed = int(words(self.recipe.seed, self._generation, 1, stream=2)[0] >> np.uint64(1))
+            # One generation draws each at most once more; the count over all of them is kept here.
+            once = None if most is None else 1
+            recipe = replace(self.recipe, seed=seed, max_times_sampled=once)
+            sampler = Sampler(self._view, population(rows, recipe), recipe)
+        except NothingFits:
+            return None
+        self._generation += 1
+        self._inner = sampler
+        self._set_priorities(sampler)
+        return sampler
+
+    def _drawn(self, sampler: Sampler, count: int) -> tuple[list[Sample], pl.DataFrame, Pieces]:
+        draws = sampler.draw(count)
+        first = self._samples - int(draws.position[0])
+        samples = []
+        for sample in sampler.samples(draws):
+            times = self._times[sample.episode_id] = self._times.get(sample.episode_id, 0) + 1
+            samples.append(replace(sample, position=first + sample.position, times_sampled=times))
+        self._samples += len(draws)
+        return samples, sampler.population.rows[draws.pieces.row], draws.pieces
+
+    def update_priorities(self, drawn: Iterable[Sample], priorities: Sequence[float]) -> None:
+        """Set the priorities of episodes that were drawn. Raises UsageError."""
+        if self.recipe.strategy.name != "prioritized":
+            raise UsageError("this strategy has no priorities to update: use prioritized")
+        values = dict(zip([sample.episode_id for sample in drawn], map(float, priorities), strict=True))
+        self._priorities.update(values)
+        if self._inner is not None:
+            self._set_priorities(self._inner, values)
+
+    def _set_priorities(self, sampler: Sampler, values: dict[str, float] | None = None) -> None:
+        values = self._priorities if values is None else values
+        if values:
+            ids = sampler.population.rows["episode_id"]
+            rows = ids.is_in(list(values)).arg_true().to_numpy().astype(np.int64)
+            sampler.set_priorities(rows, np.array([values[ids[int(row)]] for row in rows]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was drawn so far, as JSON-compatible values."""
+        return {
+            **self.recipe.to_json(),
+            "samples": self._samples,
+            "generation": self._generation,
+            "times_sampled": dict(self._times),
+            "priorities": dict(self._priorities),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after what `state` says was drawn. Raises UsageError where it is of another recipe."""
+        for name, value in self.recipe.to_json().items():
+            if state.get(name) != value:
+                raise UsageError(f"the state is of another sampler: its {name} is {state.get(name)!r}, not {value!r}")
+        self._samples, self._generation = int(state["samples"]), int(state["generation"])
+        self._times, self._priorities = dict(state["times_sampled"]), dict(state["priorities"])
+        self._stale = True
+
+
+def live_sampler(
+    lake: Lake,
+    strategy: str | Strategy,
+    *,
+    limiter: RateLimiter | None = None,
+    poll_seconds: float = 1.0,
+    table_seconds: float = 30.0,
+    **choices: Any,
+) -> LiveSampler:
+    """See Lake.sampler; `choices` are those of Snapshot.sampler but for rank and world_size."""
+    common = Recipe.__dataclass_fields__.keys() - {"strategy", "normalize_reward"}
+    options = {name: value for name, value in choices.items() if name not in common and name != "normalize_reward"}
+    if "rank" in options or "world_size" in options:
+        raise UsageError("a live sequence differs from reader to reader: let one process draw, or filter by where")
+    rest = {name: value for name, value in choices.items() if name in common}
+    recipe = Recipe.of(strategy, options, choices.get("normalize_reward"), **rest)
+    return LiveSampler(lake, recipe, limiter=limiter, poll_seconds=poll_seconds, table_seconds=table_seconds)

@@ -1,0 +1,225 @@
+"""Live sampling: an episode is drawn seconds after its end, once, before and after compaction; flow control."""
+
+import json
+import threading
+import time
+from collections import Counter
+
+import pytest
+from tests.rollouts import record, record_episode
+
+import trajlake
+from trajlake.errors import QueryError, UsageError
+from trajlake.read.flow import MinSize, SampleToInsertRatio
+from trajlake.read.landing import LandingTail
+from trajlake.read.trajectory import restored
+from trajlake_pipelines.compact import compact
+
+pytestmark = pytest.mark.beam
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return trajlake.create(tmp_path / "lake")
+
+
+def live(lake, strategy="fifo", **choices):
+    return lake.sampler(strategy, live=True, **{"poll_seconds": 0.0, "table_seconds": 0.0, **choices})
+
+
+def ids(samples):
+    return [sample.episode_id for sample in samples]
+
+
+def test_an_episode_is_drawn_within_five_seconds_of_its_end_before_any_compaction(lake_uri):
+    lake = trajlake.create(lake_uri)
+    drawn = lake.sampler("fifo", live=True)  # with the intervals that it has by itself
+    with lake.writer(run="run", worker="w", segment_seconds=2.0) as writer:
+        for number in range(3):
+            record_episode(writer, number)
+            ended = time.monotonic()
+            batch = drawn.batch(1, timeout=20)
+            assert time.monotonic() - ended < 5.0
+            assert batch[0].episode_id == f"e{number:04d}"
+            assert [step["message"] for step in batch[0].steps] == [f"step {number}/{step}" for step in range(3)]
+
+
+def test_what_landed_is_what_a_compaction_makes_of_it(lake):
+    record(lake, range(4))
+    with lake.writer(run="run", worker="x") as writer:
+        with writer.episode(episode_id="odd", task_id=7, tags={"a": "b"}, extra={"x": 1}) as episode:
+            episode.step(message="\ud800", tool_results=[{"call_id": "c", "content": "no", "is_error": True}])
+            episode.step(message="more", prompt_tokens=3, cost_usd=0.5, token_ids=[1, 2], logprobs=[0.0])
+            episode.end(reward=float("nan"), extra={"y": 2})
+        record_episode(writer, 9, steps=0)
+    tail = {each.row["episode_id"]: each for each in LandingTail(lake.store).poll()}
+    compact(lake)
+    snapshot = lake.snapshot()
+    rows = {row["episode_id"]: row for row in snapshot.collect(snapshot.episodes).iter_rows(named=True)}
+    assert rows.keys() == tail.keys()
+    for episode_id, row in rows.items():
+        for name, value in row.items():
+            if name in {"steps_path", "row_group", "row_offset", "row_count", "duplicate_of"}:
+                continue
+            found = tail[episode_id].row[name]
+            if name == "tags" and found:
+                assert dict(found) == restored({"tags": value})["tags"]
+                continue
+            assert str(found) == str(value), (episode_id, name)
+        (table,) = snapshot.steps_of(snapshot.rows_of([episode_id]))
+        assert table.equals(tail[episode_id].steps) or str(table.to_pylist()) == str(tail[episode_id].steps.to_pylist())
+
+
+def test_no_episode_comes_twice_or_never_whatever_is_compacted_meanwhile(lake):
+    record(lake, range(5))
+    compact(lake)
+    record(lake, range(5, 10), worker="x")
+    drawn = live(lake)
+    seen = ids(drawn.take(7))
+    compact(lake)
+    record(lake, range(10, 13), worker="y")
+    seen += ids(drawn.take(4))
+    compact(lake)
+    batch = drawn.batch(2)
+    seen += [trajectory.episode_id for trajectory in batch]
+    assert Counter(seen) == Counter(f"e{number:04d}" for number in range(13))
+    with pytest.raises(TimeoutError, match="there are 13 episodes, 13 samples were drawn"):
+        drawn.take(1, timeout=0.1)
+
+
+def test_an_end_does_not_overtake_its_steps(lake):
+    with lake.writer(run="run", worker="w") as writer:
+        episode = writer.episode(episode_id="late")
+        episode.step(message="first")
+        writer.flush()
+        episode.step(message="second")
+        episode.end(reward=1.0)
+    first, second = sorted(info.key for info in lake.store.list("landing/") if info.key.endswith(".arrow"))
+    data = lake.store.get(first)
+    lake.store.delete(first)
+    drawn = live(lake)
+    with pytest.raises(TimeoutError):
+        drawn.take(1, timeout=0.1)
+    lake.store.put_if_absent(first, data)
+    assert [step["message"] for step in drawn.batch(1)[0].steps] == ["first", "second"]
+    assert second
+
+
+def test_a_resent_episode_takes_the_place_of_the_first(lake):
+    record(lake, [1], message="old")
+    drawn = live(lake, "uniform")
+    assert drawn.batch(1)[0].steps[0]["message"] == "old 1/0"
+    record(lake, [1], worker="x", attempt=1, message="new")
+    assert drawn.batch(1)[0].steps[0]["message"] == "new 1/0"
+    compact(lake)
+    assert drawn.batch(1)[0].steps[0]["message"] == "new 1/0"
+    assert drawn.inserts == 1
+
+
+def test_a_resumed_trainer_repeats_nothing_and_misses_nothing(lake):
+    record(lake, range(6))
+    first = live(lake)
+    seen = ids(first.take(4))
+    state = json.loads(json.dumps(first.state_dict()))
+    compact(lake)
+    record(lake, range(6, 8), worker="x")
+    second = live(lake)
+    second.load_state_dict(state)
+    seen += ids(second.take(4))
+    assert sorted(seen) == [f"e{number:04d}" for number in range(8)]
+    with pytest.raises(UsageError, match="of another sampler"):
+        live(lake, seed=3).load_state_dict(state)
+
+
+def test_filters_and_strategies_hold_for_what_landed_too(lake):
+    record(lake, range(6))
+    compact(lake)
+    record(lake, range(6, 12), worker="x")
+    assert {int(name[1:]) % 2 for name in ids(live(lake, "uniform", where="success").take(60))} == {1}
+    drawn = live(lake, "prioritized", priority="n_steps", alpha=1.0)
+    samples = drawn.take(30)
+    drawn.update_priorities(samples, [0.0] * 30)
+    left = set(ids(drawn.take(100))) if len(set(ids(samples))) < 12 else set()
+    assert not left & set(ids(samples))
+    record(lake, [20, 21], worker="y")
+    samples = drawn.take(200)
+    assert {"e0020", "e0021"} <= set(ids(samples))
+    assert max(sample.times_sampled for sample in samples) > 1
+    for wrong in ({"strategy": "epochs"}, {"strategy": "uniform", "rank": 1}, {"strategy": "uniform", "nonsense": 1}):
+        with pytest.raises(UsageError):
+            live(lake, **wrong)
+    with pytest.raises(QueryError):
+        live(lake, where="nope = 1").take(1, timeout=1)
+    with pytest.raises(UsageError, match="negative"):
+        live(lake, "prioritized", priority="-1.0 - n_steps").take(1, timeout=1)
+
+
+def test_groups_wait_until_they_are_complete(lake):
+    with lake.writer(run="run", worker="w") as writer:
+
+        def rollout(group, reward):
+            with writer.episode(group_id=group) as episode:
+                episode.step(message="x")
+                episode.end(reward=reward)
+
+        for reward in (0.0, 1.0):
+            rollout("a", reward)
+        writer.flush()
+        drawn = live(lake, "group", least=3)
+        with pytest.raises(TimeoutError):
+            drawn.take(1, timeout=0.1)
+        rollout("a", 1.0)
+        writer.flush()
+        assert [sample.reward for sample in sorted(drawn.take(1), key=lambda each: each.episode_id)] in (
+            [0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0],
+        )  # fmt: skip
+
+
+# -- flow control --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_drawn_before_enough_is_there(lake):
+    drawn = live(lake, "uniform", limiter=MinSize(3))
+    record(lake, range(2))
+    with pytest.raises(TimeoutError, match="there are 2 episodes"):
+        drawn.take(1, timeout=0.1)
+    writing = threading.Timer(0.3, lambda: record(lake, [5], worker="x"))
+    writing.start()
+    assert len(drawn.take(50, timeout=30)) == 50
+    writing.join()
+
+
+def test_samples_keep_to_their_ratio_to_inserts(lake):
+    drawn = live(lake, "uniform", limiter=SampleToInsertRatio(2.0, min_size_to_sample=2, error_buffer=4.0))
+    record(lake, range(2))
+    drawn.take(4)
+    with pytest.raises(TimeoutError):
+        drawn.take(1, timeout=0.1)
+    record(lake, range(2, 4), worker="x")
+    drawn.take(4)
+    with pytest.raises(TimeoutError):
+        drawn.take(1, timeout=0.1)
+    with pytest.raises(UsageError, match="could wait for ever: the limiter allows 6"):
+        drawn.take(7)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_least_buffer_never_lets_both_sides_wait(ratio, batch):
+    limiter = SampleToInsertRatio(ratio, min_size_to_sample=5, error_buffer=max(1.0, ratio) * batch)
+    inserts = samples = 0
+    for _ in range(2000):
+        insert = limiter.can_insert(inserts, samples, 1)
+        sample = limiter.can_sample(inserts, samples, batch)
+        assert insert or sample
+        if sample:
+            samples += batch
+        else:
+            inserts += 1
+    assert abs(samples - ratio * inserts) <= ratio * 5 + 2 * limiter.error_buffer
+
+
+@pytest.mark.parametrize("wrong", [(0.0, 1, 1.0), (1.0, 0, 1.0), (4.0, 1, 3.0), (0.5, 1, 0.9), (1.0, 1, float("nan"))])
+def test_settings_that_would_deadlock_are_refused(wrong):
+    with pytest.raises(UsageError):
+        SampleToInsertRatio(*wrong)
