@@ -27,8 +27,8 @@ REFUSED = {
     "ToolEval converted/pass-rate JSON dict": ("ToolEval's", ""),
     "csv": ("a table in CSV", "JSON Lines"),
     "markdown (published table)": ("Markdown", "import the files"),
-    "preds / exit statuses / eval report": ("a report of SWE-bench", "Writer.score"),
-    "verifiers eval metadata": ("describes an evaluation by verifiers", "results.jsonl"),
+    "preds / exit statuses / eval report": ("an SWE-bench evaluation report", "Writer.score"),
+    "verifiers eval metadata": ("metadata of a verifiers evaluation", "results.jsonl"),
 }
 """Format in INDEX.tsv to what the reason says: what the file is, and what to do."""
 
