@@ -1,0 +1,105 @@
+"""`retract`: episodes go for good, from every place that held them, and stay away."""
+
+import pytest
+from tests.rollouts import assert_sound, record, record_episode
+
+import trajlake
+from trajlake.errors import EpisodeMissing, TrajlakeError, UsageError
+from trajlake_pipelines import retract_job
+from trajlake_pipelines.compact import compact
+from trajlake_pipelines.optimize import optimize
+from trajlake_pipelines.retract import retract
+
+pytestmark = pytest.mark.beam
+
+
+@pytest.fixture
+def lake(lake_uri):
+    lake = trajlake.create(lake_uri)
+    for part in range(2):
+        record(lake, range(part * 5, part * 5 + 5), worker=f"w{part}")
+        compact(lake)
+    return lake
+
+
+def holders(lake, episode):
+    return retract_job.objects_that_hold(lake.store, [episode], also_active=True)
+
+
+def test_nothing_that_holds_the_episode_is_left(lake):
+    optimize(lake)  # so that old versions hold it as well
+    before = lake.snapshot()
+    report = retract(lake, ["e0003"], reason="names a customer")
+    assert report.episodes == 1
+    assert report.objects >= 3  # a segment, an old file of steps, an old file of episodes
+    assert holders(lake, "e0003") == ([], [])
+    assert_sound(lake)
+    ids = lake.snapshot().episodes.collect()["episode_id"]
+    assert "e0003" not in ids
+    assert len(ids) == 9
+    with pytest.raises(TrajlakeError):
+        before.episode("e0003")
+
+
+def test_one_that_is_sent_again_stays_away(lake):
+    retract(lake, ["e0003"], reason="licence")
+    record(lake, [3], worker="again", attempt=7)
+    record(lake, [11], worker="new")
+    report = compact(lake)
+    assert (report.episodes, report.duplicate_episodes) == (1, 1)
+    with pytest.raises(EpisodeMissing):
+        lake.snapshot().episode("e0003")
+    retract(lake, ["e0003"], reason="licence")  # takes the segment that was sent again
+    assert holders(lake, "e0003") == ([], [])
+
+
+def test_by_a_condition_and_as_a_dry_run(lake):
+    report = retract(lake, where="task_id = '2'", reason="contaminated", dry_run=True)
+    assert (report.episodes, report.dry_run) == (2, True)
+    assert report.objects >= 4
+    assert len(lake.snapshot().episodes.collect()) == 10
+    assert retract(lake, where="task_id = '2'", reason="contaminated").episodes == 2
+    assert len(lake.snapshot().episodes.collect()) == 8
+    assert_sound(lake)
+
+
+def test_a_crash_after_the_commits_is_finished_by_the_same_command(lake, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(retract_job, "objects_that_hold", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            retract(lake, ["e0003"], reason="x")
+    retract(lake, ["e0003"], reason="x")
+    assert holders(lake, "e0003") == ([], [])
+
+
+def test_a_segment_that_others_need_is_named_and_goes_later(lake):
+    with lake.writer(run="run", worker="both") as writer:
+        record_episode(writer, 20)
+        waits = record_episode(writer, 21, end=False)
+        writer.flush()
+        report = retract(lake, ["e0020"], reason="x")
+        assert len(report.waiting) == 1
+        waits.end(reward=1.0)
+    compact(lake)
+    assert lake.snapshot().episode("e0021").episode["n_steps"] == 3
+    assert retract(lake, ["e0020"], reason="x").waiting == []
+    assert holders(lake, "e0020") == ([], [])
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_exports_that_hold_one_are_named(lake, tmp_path, format):
+    lake.snapshot().export(tmp_path / "out", format=format, shards=2)
+    report = retract(lake, ["e0003"], reason="x", exports=[tmp_path / "out"], dry_run=True)
+    assert [(hit.folder, hit.episodes) for hit in report.exports] == [(str(tmp_path / "out"), 1)]
+    with pytest.raises(UsageError, match="is not an export"):
+        retract(lake, ["e0003"], reason="x", exports=[tmp_path], dry_run=True)
+
+
+def test_what_is_not_there_or_not_said_is_refused(lake):
+    with pytest.raises(EpisodeMissing, match="e0099"):
+        retract(lake, ["e0003", "e0099"], reason="x")
+    assert len(lake.snapshot().episodes.collect()) == 10
+    with pytest.raises(UsageError, match="which episodes"):
+        retract(lake, reason="x")
+    with pytest.raises(UsageError, match="say why"):
+        retract(lake, ["e0003"], reason=" ")
