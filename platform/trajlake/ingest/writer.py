@@ -251,11 +251,11 @@ def _unpickle(store: ObjectStore, run: str, worker: str, choices: WriterChoices)
 
 
 def new_episode_id() -> str:
-    """A UUID of version 7 in hex: unique anywhere, and sorts by the time it was made."""
-    milliseconds = time.time_ns() // 1_000_000
-    random = uuid.uuid4().int & ((1 << 74) - 1)
-    value = (milliseconds & ((1 << 48) - 1)) << 80 | 7 << 76 | (random >> 62) << 64 | 2 << 62 | random & ((1 << 62) - 1)
-    return f"{value:032x}"
+    """A UUID of version 7 in hex: unique anywhere, and sorts by the time it was made (to a quarter microsecond)."""
+    milliseconds, rest = divmod(time.time_ns(), 1_000_000)
+    fraction = (rest << 12) // 1_000_000
+    random = uuid.uuid4().int & ((1 << 62) - 1)
+    return f"{(milliseconds & ((1 << 48) - 1)) << 80 | 7 << 76 | fraction << 64 | 2 << 62 | random:032x}"
 
 
 def _has_surrogates(text: str) -> bool:
