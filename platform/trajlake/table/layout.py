@@ -1,13 +1,14 @@
 """The Parquet layout of the tables.
 
 `steps`: the rows of one episode are contiguous and in order, and a row group never splits an episode. Row groups
-aim at 100-200 KiB encoded, so that one episode costs one small read.
+aim at ~100 KiB encoded and at most 1 MiB of Arrow, so that one episode costs one small read and little decoding.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +20,18 @@ from trajlake.storage import ObjectStore, Unknown
 from trajlake.table.commit import NewFile, statistics
 from trajlake_schemas import EPISODES, SEGMENTS, STEPS
 
-ROW_GROUP_BYTES = 150 * 1024
-_FIRST_RATIO = 6.0  # Arrow bytes to encoded bytes, before the file itself has shown its own
+ROW_GROUP_BYTES = 128 * 1024  # encoded
+ROW_GROUP_ARROW_BYTES = 1 << 20  # and decoded: text that repeats much is small on disk, and still has to be decoded
+NULL_COLUMNS = b"trajlake.null_columns"  # in the file's metadata: what a reader need not read, as JSON
+_FIRST_RATIO = 4.0  # Arrow bytes to encoded bytes, before the file itself has shown its own
 _FLOAT_LISTS = "logprobs.list.element"
+_REPEATED = (  # a dictionary pays where values repeat within a row group
+    "episode_id", "source", "message", "model", "policy_version",
+    "tool_calls.list.element.name", "tool_calls.list.element.arguments_kind",
+    "tensors.list.element.name", "tensors.list.element.dtype", "tensors.list.element.shape.list.element",
+    "content_parts.list.element.type", "content_parts.list.element.media_type",
+)  # fmt: skip
+_PRUNED = ("episode_id", "step_index", "source", "timestamp", "reward", "policy_version", "model")
 
 
 @dataclass(frozen=True)
@@ -37,17 +47,9 @@ def encode_steps(steps: pa.Table, lengths: Sequence[int]) -> tuple[bytes, list[P
     """`steps`, whose consecutive runs of `lengths` rows are one episode each, as one Parquet file; and the places."""
     sink = pa.BufferOutputStream()
     places: list[Place] = []
-    with pq.ParquetWriter(
-        sink,
-        STEPS.arrow,
-        compression="zstd",
-        compression_level=3,
-        use_dictionary=[name for name in _leaves(STEPS.arrow) if name != _FLOAT_LISTS],
-        column_encoding={_FLOAT_LISTS: "BYTE_STREAM_SPLIT"},
-        write_page_index=True,
-        write_statistics=True,
-        store_schema=False,
-    ) as writer:
+    empty = [name for name in steps.schema.names if steps[name].null_count == len(steps)]
+    with _steps_writer(sink, empty) as writer:
+        writer.add_key_value_metadata({NULL_COLUMNS: json.dumps(empty)})
         bytes_by_row = _row_bytes(steps)
         ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
         start_row = group = encoded = 0
@@ -55,8 +57,7 @@ def encode_steps(steps: pa.Table, lengths: Sequence[int]) -> tuple[bytes, list[P
         first = 0  # the first episode of the row group
         while first < len(lengths):
             ratio = arrow_bytes / encoded if encoded else _FIRST_RATIO
-            budget = ROW_GROUP_BYTES * ratio
-            limit = bytes_by_row[start_row] + budget
+            limit = bytes_by_row[start_row] + min(ROW_GROUP_BYTES * ratio, ROW_GROUP_ARROW_BYTES)
             last = first + 1
             while last < len(lengths) and bytes_by_row[ends[last]] <= limit:
                 last += 1
@@ -71,6 +72,22 @@ def encode_steps(steps: pa.Table, lengths: Sequence[int]) -> tuple[bytes, list[P
             arrow_bytes += float(bytes_by_row[end_row] - bytes_by_row[start_row])
             start_row, first, group = end_row, last, group + 1
     return bytes(sink.getvalue()), places
+
+
+def _steps_writer(sink: pa.NativeFile, empty: Collection[str]) -> pq.ParquetWriter:
+    """Row groups are one page a column, so there is no page index; columns that are all null cost next to nothing."""
+    present = [leaf for leaf in _leaves(STEPS.arrow) if leaf.partition(".")[0] not in empty]
+    return pq.ParquetWriter(
+        sink,
+        STEPS.arrow,
+        compression={leaf: "zstd" if leaf in present else "none" for leaf in _leaves(STEPS.arrow)},
+        compression_level=dict.fromkeys(present, 3),
+        use_dictionary=[leaf for leaf in _REPEATED if leaf in present],
+        column_encoding={_FLOAT_LISTS: "BYTE_STREAM_SPLIT"},
+        write_page_index=False,
+        write_statistics=[leaf for leaf in _PRUNED if leaf in present],
+        store_schema=False,
+    )
 
 
 def _leaves(schema: pa.Schema) -> list[str]:

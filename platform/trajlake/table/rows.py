@@ -20,42 +20,55 @@ def content_hashes(steps: pa.Table, lengths: Sequence[int]) -> list[str]:
 
     Values and nulls decide, not buffers: equal rows give equal hashes wherever they stand.
     """
-    columns = [pa.concat_arrays(steps[name].chunks or [steps[name].combine_chunks()]) for name in CONTENT_COLUMNS]
+    bounds = np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))])
+    feeds: list[_Feed] = []
+    for name in CONTENT_COLUMNS:
+        _collect(pa.concat_arrays(steps[name].chunks or [steps[name].combine_chunks()]), bounds, feeds)
     hashes = []
-    start = 0
-    for length in lengths:
+    for episode, length in enumerate(lengths):
         digest = hashlib.blake2b(length.to_bytes(8, "little"), digest_size=16)
-        for column in columns:
-            _update(digest, column.slice(start, length))
+        for data, ends in feeds:
+            digest.update(data[ends[episode] : ends[episode + 1]])
         hashes.append(digest.hexdigest())
-        start += length
     return hashes
 
 
-def _update(digest: Any, array: pa.Array) -> None:
-    """Feed an array's values in a form that does not depend on its offset or on what lies under its nulls."""
+_Feed = tuple[memoryview, list[int]]  # bytes of all episodes, and where each episode's begin
+
+
+def _collect(array: pa.Array, bounds: np.ndarray[Any, Any], feeds: list[_Feed]) -> None:
+    """What is to be hashed of `array`, in a form that does not depend on offsets or on what lies under nulls.
+
+    Lengths and validity go first, so that the bytes of an episode can be taken apart in one way only.
+    """
+
+    def feed(values: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> None:
+        if values.nbytes:
+            feeds.append((np.ascontiguousarray(values).data.cast("B"), (ends * values.itemsize).tolist()))
+
     kind = array.type
-    if array.null_count == len(array):
-        digest.update(b"n" + len(array).to_bytes(8, "little"))
-        return
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    feed(valid.astype(np.uint8), bounds)
     if array.null_count:
-        digest.update(b"v" + np.packbits(array.is_valid().to_numpy(zero_copy_only=False)).tobytes())
+        bounds = np.concatenate([[0], np.cumsum(valid)])[bounds]
         array = array.drop_null()
-    digest.update(b"a" + len(array).to_bytes(8, "little"))
+    if not len(array):
+        return
     if pa.types.is_struct(kind):
         for field, child in zip(kind, array.flatten(), strict=True):
             if field.name not in _NOT_CONTENT:
-                _update(digest, child)
+                _collect(child, bounds, feeds)
     elif pa.types.is_list(kind):
-        digest.update(array.value_lengths().to_numpy(zero_copy_only=False).tobytes())
-        _update(digest, array.flatten())
+        counts = array.value_lengths().to_numpy(zero_copy_only=False)
+        feed(counts, bounds)
+        _collect(array.flatten(), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])[bounds], feeds)
     elif pa.types.is_string(kind) or pa.types.is_binary(kind):
         offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
-        digest.update(np.diff(offsets).tobytes())
+        feed(np.diff(offsets), bounds)
         if data := array.buffers()[2]:
-            digest.update(memoryview(data)[offsets[0] : offsets[-1]])
+            feeds.append((memoryview(data), offsets[bounds].tolist()))
     else:
-        digest.update(array.to_numpy(zero_copy_only=False).tobytes())
+        feed(array.to_numpy(zero_copy_only=False), bounds)
 
 
 def token_audits(steps: pa.Table, lengths: Sequence[int]) -> list[str | None]:
