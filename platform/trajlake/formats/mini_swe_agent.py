@@ -46,8 +46,10 @@ _USAGE = {
 def _is_row(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
         return False
-    version = value.get("trajectory_format")
-    return isinstance(version, str) and version.startswith("mini-swe-agent")
+    version, info = value.get("trajectory_format"), value.get("info")
+    if isinstance(version, str) and version.startswith("mini-swe-agent"):
+        return True
+    return isinstance(info, dict) and ("mini_version" in info or {"exit_status", "submission"} <= info.keys())
 
 
 def _is_report(value: Any) -> bool:

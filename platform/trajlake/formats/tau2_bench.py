@@ -1,13 +1,14 @@
 """tau2-bench results: one JSON object {timestamp, info, tasks, simulations}; an episode a simulation, a step a message.
 
 https://github.com/sierra-research/tau2-bench, `src/tau2/data_model/simulation.py` and `message.py`. What is said once
-of all simulations (`info`, `tasks`, …) is kept with the first episode of the file.
+of all simulations (`info`, …) is kept with the first episode of the file; a task with each episode that tried it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any, cast
 
 from trajlake.errors import FormatError, UsageError
@@ -24,7 +25,7 @@ from trajlake.formats.base import (
 )
 from trajlake.formats.messages import arguments
 from trajlake.formats.moving import inside, move, move_time, text_or_none, time_text, with_repeats, without_repeats
-from trajlake.formats.rebuild import episode_extra, extra_of, rebuilt
+from trajlake.formats.rebuild import episode_extra, extra_of, rebuilt, source_row
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.read.trajectory import Trajectory
@@ -33,6 +34,7 @@ _SOURCES = {"system": "system", "user": "user", "assistant": "agent", "tool": "t
 _ROLES = {source: role for role, source in _SOURCES.items()}
 _TOLERANCE = 1e-6
 _JUDGED = {"NL_ASSERTION"}
+_TASK = "task"  # in an episode's `extra`: its task, out of the file's list
 
 
 def _is_results(value: Any) -> bool:
@@ -52,20 +54,41 @@ def _read(source: Source) -> Iterator[Record | Refused]:
 
 
 def _simulations(results: dict[str, Any], place: str, layout: str) -> Iterator[Record | Refused]:
-    file: dict[str, Any] = {
-        "layout": layout,
-        "results": {name: value for name, value in results.items() if name != "simulations"},
-    }
     begin = _begin(results.get("info"))
-    if not results["simulations"]:
-        yield Refused(place, "has no simulations")
+    tasks = _tasks(results.get("tasks"))
+    items: list[Record | Refused] = []
     for number, simulation in enumerate(results["simulations"], 1):
         key = f"{place}, simulation {number}"
         try:
-            yield traced(_record(simulation, key, begin), simulation, _rebuild, file)
-            file = {}  # it is said once
+            items.append(traced(_record(simulation, key, begin, tasks), simulation, _rebuild))
         except (FormatError, UsageError) as error:
-            yield Refused(key, str(error))
+            items.append(Refused(key, str(error)))
+    if not items:
+        yield Refused(place, "has no simulations")
+    told = {item.source.get("task") for item in items if isinstance(item, Record)}
+    file = {"layout": layout, **_around(results, told)}
+    for item in items:
+        if isinstance(item, Record) and file:
+            item, file = replace(item, source={**item.source, "file": file}), {}  # it is said once
+        yield item
+
+
+def _tasks(tasks: Any) -> dict[str, Any]:
+    """The tasks by id; none where it is not clear which task an id means."""
+    if not isinstance(tasks, list):
+        return {}
+    named = {task["id"]: task for task in tasks if isinstance(task, dict) and isinstance(task.get("id"), str)}
+    return named if len(named) == len(tasks) else {}
+
+
+def _around(results: Mapping[str, Any], told: Set[Any]) -> dict[str, Any]:
+    """What stands around the simulations. A task that one of the episodes has is there by its id."""
+    around = {name: value for name, value in results.items() if name != "simulations"}
+    if not told - {None}:
+        return {"results": around}
+    ids = [task["id"] if task["id"] in told else None for task in around["tasks"]]
+    around["tasks"] = [task for task in around["tasks"] if task["id"] not in told]
+    return {"results": around, "tasks": ids}
 
 
 def _begin(info: Any) -> dict[str, Any]:
@@ -82,7 +105,7 @@ def _begin(info: Any) -> dict[str, Any]:
     return begin
 
 
-def _record(simulation: Any, key: str, said: Mapping[str, Any]) -> Record:
+def _record(simulation: Any, key: str, said: Mapping[str, Any], tasks: Mapping[str, Any]) -> Record:
     if not isinstance(simulation, dict):
         raise FormatError("not an object: a simulation has id, task_id, messages, reward_info, …")
     rest = dict(simulation)
@@ -107,9 +130,14 @@ def _record(simulation: Any, key: str, said: Mapping[str, Any]) -> Record:
     move(rest, "termination_reason", end, "stop_reason", fits_end)
     end.update(_ending(end.get("stop_reason")))
     _put_rewards(rest, end)
+    source: dict[str, Any] = {}
+    task_id = begin.get("task_id")
+    if isinstance(task_id, str) and task_id in tasks and _TASK not in rest:
+        rest[_TASK] = tasks[task_id]
+        source["task"] = task_id
     if rest:
         begin["extra"] = rest
-    return Record(key, cast(EpisodeFields, begin), steps, cast(EndFields, end), **times)
+    return Record(key, cast(EpisodeFields, begin), steps, cast(EndFields, end), source=source, **times)
 
 
 def _ending(reason: str | None) -> Mapping[str, Any]:
@@ -209,6 +237,8 @@ def _said(content: Any, calls: Any) -> dict[str, Any]:
 
 def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
     episode, extra = trajectory.episode, episode_extra(trajectory)
+    if "task" in source_row(episode):
+        extra.pop(_TASK, None)
     row: dict[str, Any] = {
         "id": None,
         "task_id": episode["task_id"],
@@ -261,7 +291,12 @@ def _message(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def _join(file: Mapping[str, Any], episodes: Sequence[Trajectory]) -> dict[str, Any]:
-    results = file.get("results") or {"info": {}, "tasks": []}
+    results = dict(file.get("results") or {"info": {}, "tasks": []})
+    if "tasks" in file:
+        told = {source_row(one.episode).get("task"): episode_extra(one).get(_TASK) for one in episodes}
+        others = iter(results["tasks"])
+        tasks = [next(others, None) if task_id is None else told.get(task_id) for task_id in file["tasks"]]
+        results["tasks"] = [task for task in tasks if task is not None]  # some episodes may be left out
     return {**results, "simulations": [rebuilt(episode, _rebuild) for episode in episodes]}
 
 

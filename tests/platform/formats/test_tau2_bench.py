@@ -107,6 +107,7 @@ def test_a_simulation_becomes_an_episode_and_each_message_a_step(put: Any) -> No
         "duration": 19.2,
         "agent_cost": 0.02746,
         "reward_info": {"reward_basis": ["DB", "NL_ASSERTION"], "info": None},
+        "task": {"id": "13", "ticket": None},
     }
     assert {name: value for name, value in first.begin.items() if name != "extra"} == {
         "task_family": "tau2-bench",
@@ -147,10 +148,28 @@ def test_what_an_answer_repeats_of_its_message_is_stored_once(put: Any) -> None:
 
 @pytest.mark.unit
 def test_what_is_said_once_of_the_file_is_kept_with_its_first_episode(put: Any) -> None:
-    first, second = records(put(results(simulation(), simulation())))
-    kept = first.source["file"]["results"]
-    assert kept == {name: value for name, value in results().items() if name != "simulations"}
+    unused = {"id": "14", "ticket": "x"}
+    whole = {**results(simulation(), simulation()), "tasks": [unused, {"id": "13", "ticket": None}]}
+    path = put(whole)
+    first, second = records(path)
+    assert first.source["file"] == {
+        "layout": "values",
+        "results": {"timestamp": whole["timestamp"], "info": whole["info"], "tasks": [unused]},
+        "tasks": [None, "13"],
+    }
     assert "file" not in second.source
+    assert first.begin["extra"]["task"] == second.begin["extra"]["task"] == {"id": "13", "ticket": None}
+    assert len(check(FORMAT, path)) == 2
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("tasks", [None, [{"id": "13"}, {"id": "13"}], [{"id": "13"}, 5], {"13": {}}])
+def test_tasks_that_cannot_be_told_apart_stay_together(put: Any, tasks: Any) -> None:
+    path = put({**results(simulation()), "tasks": tasks})
+    [record] = records(path)
+    assert "task" not in record.begin["extra"]
+    assert record.source["file"]["results"]["tasks"] == tasks
+    assert check(FORMAT, path)
 
 
 @pytest.mark.unit
