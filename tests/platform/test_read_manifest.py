@@ -14,6 +14,7 @@ from trajlake.read.lineage import uses_of
 from trajlake.read.manifest import open_manifest, read_manifest, write_manifest, write_steps
 from trajlake.table.retention import vacuum
 from trajlake_pipelines.compact import compact
+from trajlake_pipelines.optimize import optimize
 
 pytestmark = pytest.mark.beam
 
@@ -41,6 +42,7 @@ def rewrite_everything(lake):
         compact(lake)
     record(lake, [13], worker="again", attempt=1)  # moves its neighbours into new files
     compact(lake)
+    optimize(lake, everything=True)
     time.sleep(1.1)
     vacuum(lake, older_than_hours=0, force=True)
 

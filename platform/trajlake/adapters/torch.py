@@ -1,0 +1,112 @@
+"""PyTorch: an IterableDataset whose workers and ranks share one sequence, and collate functions that give tensors.
+
+    sampler = snapshot.sampler("epochs", seed=7, normalize_reward="group_id")
+    dataset = TrajectoryDataset(sampler, batch_size=64, rank=rank, world_size=world_size, collate=pad(max_tokens=4096))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=4)
+
+An iteration begins at the beginning: one over `epochs` is endless and shuffles each epoch anew.
+
+Needs torch (`pip install 'trajlake[torch]'`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trajlake.adapters.opening import Opening
+from trajlake.adapters.tokens import packed, padded, tokens_of
+from trajlake.errors import UsageError
+from trajlake.read.batch import Batch
+from trajlake.read.sampler import Sampler
+
+if TYPE_CHECKING:
+    _Base = object
+else:
+    try:
+        from torch.utils.data import IterableDataset as _Base
+    except ImportError as error:
+        raise UsageError("this needs PyTorch: pip install 'trajlake[torch]'") from error
+
+Collate = Callable[[Batch], Any]
+
+
+class TrajectoryDataset(_Base):
+    """Batches of a sampler. With N loader workers in each of `world_size` ranks there are N * world_size readers, each
+    with its own part; their union is what one reader would draw.
+
+    `collate` makes of a Batch what the loader gives (default: the Batch itself, which has Arrow and numpy). Give the
+    loader `batch_size=None`. Errors of a worker reach the loader's caller. `state_dict` and `load_state_dict` are those
+    of torchdata's StatefulDataLoader: one state a worker.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        batch_size: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        collate: Collate | None = None,
+        prefetch: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__()
+        self._opening = Opening.of(sampler)
+        self._batch_size = batch_size
+        self._rank, self._world_size = rank, world_size
+        self._collate = collate
+        self._prefetch = prefetch
+        self._drop_last = drop_last
+        self._state: dict[str, Any] | None = None
+        self._resume: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        from torch.utils.data import get_worker_info
+
+        worker = get_worker_info()
+        number, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        rank, readers = self._rank * count + number, self._world_size * count
+        resumed, self._resume = self._resume, None
+        sampler = self._opening.open(rank, readers, resumed)
+        with sampler.batches(self._batch_size, prefetch=self._prefetch, drop_last=self._drop_last) as batches:
+            for batch in batches:
+                self._state = batches.state_dict()
+                yield batch if self._collate is None else self._collate(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this process's reader is."""
+        return {"sampler": self._state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there at the next iteration; later ones begin at the beginning again."""
+        self._state = self._resume = state["sampler"]
+
+
+def pad(*, max_tokens: int | None = None, pad_id: int = 0, multiple_of: int = 1) -> Collate:
+    """Collate to a rectangle: see trajlake.adapters.tokens.padded. Gives tensors, also the importance `weights`."""
+
+    def collate(batch: Batch) -> dict[str, Any]:
+        arrays = padded(tokens_of(batch), max_tokens=max_tokens, pad_id=pad_id, multiple_of=multiple_of)
+        weights = np.array([sample.weight for sample in batch.samples], np.float32)
+        return to_tensors({**arrays, "weights": weights})
+
+    return collate
+
+
+def pack(*, token_budget: int, pad_id: int = 0) -> Collate:
+    """Collate to rows of `token_budget` tokens: see trajlake.adapters.tokens.packed. Gives a list, one dict a row."""
+
+    def collate(batch: Batch) -> list[dict[str, Any]]:
+        return [to_tensors(row) for row in packed(tokens_of(batch), token_budget=token_budget, pad_id=pad_id)]
+
+    return collate
+
+
+def to_tensors(arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """Arrays as tensors over the same memory."""
+    import torch
+
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
