@@ -43,7 +43,7 @@ def complete(*words: str) -> list[str]:
         (["schema", "show", "ep"], ["episodes"]),
         (["episodes", "--sort", "task_id,-rew"], ["task_id,-reward", "task_id,-rewards"]),
         (["stats", "--by", "policy_version,task_f"], ["policy_version,task_family"]),
-        (["import", "--format", "tau"], ["tau-bench"]),
+        (["import", "--format", "tau"], ["tau-bench", "tau2-bench"]),
         (["nonsense", ""], []),
     ],
     ids=" ".join,

@@ -64,7 +64,7 @@ def test_a_published_file_goes_in_at_one_end_and_its_published_numbers_come_out(
 
     sample = run("sample", "-n", "32", "--seed", "7", "--output", "json").stdout
     assert len(rows(run("sample", "-n", "32", "--seed", "7", "--output", "json"))) == 32
-    again = run("import", source, "--run", "tau")
+    again = run("import", source, "--run", "tau", "--again")
     assert "200 rows in = 200 episodes" in again.stdout + again.stderr
     compacted = run("compact")
     assert "200 duplicates were recognised" in compacted.stdout + compacted.stderr
