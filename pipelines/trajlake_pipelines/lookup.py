@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import polars as pl
+import pyarrow as pa
 
 from trajlake.storage import ObjectStore
-from trajlake.table.rewrite import files_that_may_hold
+from trajlake.table.commit import active_files
 from trajlake.table.tables import open_table
 from trajlake_pipelines.merge import NO_END
+
+_BOUNDS = ("path", "low", "high")
+_BOUND_COLUMNS = ("path", "min.episode_id", "max.episode_id")
 
 Known = dict[str, tuple[int, bool]]
 """Episode to its attempt and whether it is complete (not sealed)."""
@@ -24,7 +28,7 @@ def known_episodes(store: ObjectStore, episode_ids: pl.Series) -> Known:
     """Those of `episode_ids` that the table holds."""
     table = open_table(store, "episodes")
     wanted = episode_ids.unique().sort()
-    paths = sorted(files_that_may_hold(table, wanted.to_list()))
+    paths = _admitting(active_files(table), wanted)
     if not paths:
         return {}
     frame = scan_files(store, "episodes", paths)
@@ -35,6 +39,22 @@ def known_episodes(store: ObjectStore, episode_ids: pl.Series) -> Known:
         .collect(engine="streaming")
     )
     return {episode: (attempt, not sealed) for episode, attempt, sealed in rows.iter_rows()}
+
+
+def _admitting(files: pa.Table, wanted: pl.Series) -> list[str]:
+    """Files whose least and greatest id leave room for one of `wanted`, which is sorted."""
+    if not len(files) or wanted.is_empty():
+        return []
+    if "min.episode_id" not in files.schema.names or "max.episode_id" not in files.schema.names:
+        return sorted(files["path"].to_pylist())
+    bounds = pl.DataFrame(
+        {name: pl.from_arrow(files[column]) for name, column in zip(_BOUNDS, _BOUND_COLUMNS, strict=True)}
+    )
+    place = wanted.search_sorted(bounds["low"].fill_null(""), side="left")
+    following = wanted.extend_constant(None, 1).gather(place)
+    bounds = bounds.with_columns(following=following)
+    admits = pl.col("low").is_null() | pl.col("high").is_null() | (pl.col("following") <= pl.col("high"))
+    return bounds.filter(admits)["path"].sort().to_list()
 
 
 def scan_files(store: ObjectStore, table: str, paths: Collection[str]) -> pl.LazyFrame:

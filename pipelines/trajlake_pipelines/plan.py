@@ -146,7 +146,7 @@ def _make_plan(store: ObjectStore, number: int, stale_after: float | None, unit_
     broken = _describe(store, listing.new, parts)
     frame = parts.frame()
     known = known_episodes(store, frame["episode_id"])
-    known |= dict.fromkeys(tombstones_among(store, frame["episode_id"].unique()), (_NEVER_AGAIN, True))
+    known |= dict.fromkeys(tombstones_among(store, frame["episode_id"]), (_NEVER_AGAIN, True))
     now = time.time()
     frame, seal = involved(frame, parts.segments, known, stale_after, now)
     units = assign_units(frame, parts.segments, known, seal, unit_bytes)

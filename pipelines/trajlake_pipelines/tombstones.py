@@ -16,6 +16,6 @@ def tombstone_key(episode_id: str) -> str:
 
 
 def tombstones_among(store: ObjectStore, episode_ids: Iterable[str]) -> list[str]:
-    """Those of these episodes that were retracted for good."""
+    """Those of these episodes (an id may stand there repeatedly) that were retracted for good."""
     keys = {info.key for info in store.list(f"{TOMBSTONES}/")}
-    return [episode for episode in episode_ids if tombstone_key(episode) in keys] if keys else []
+    return sorted({episode for episode in episode_ids if tombstone_key(episode) in keys}) if keys else []

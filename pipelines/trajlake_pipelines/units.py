@@ -140,16 +140,18 @@ def assign_units(
     """
     if parts.is_empty():
         return []
-    whole = parts.group_by("episode_id").agg(first=pl.col("segment").min(), bytes=pl.col("bytes").sum())
-    whole = whole.sort(["first", "episode_id"]).select(
-        "episode_id",
+    # Episodes are told apart by hash: two that collide merely come into the same unit.
+    keys = parts.select("segment", "bytes", key=pl.col("episode_id").hash(seed=0))
+    whole = keys.group_by("key").agg(first=pl.col("segment").min(), bytes=pl.col("bytes").sum())
+    whole = whole.sort(["first", "key"]).select(
+        "key",
         unit=((pl.col("bytes").cast(pl.Float64).cum_sum() - pl.col("bytes") / 2) / unit_bytes)
         .floor()
         .rank("dense")
         .cast(pl.Int32)
         - 1,
     )
-    placed = parts.select("episode_id", "segment").join(whole, on="episode_id", how="left")
+    placed = keys.select("key", "segment").join(whole, on="key", how="left", maintain_order="left")
     pairs = placed.select("unit", "segment").unique().sort("unit", "segment")
     # A segment that others read too, or that was consumed before, holds events that are not this unit's.
     again = [place for place, segment in enumerate(segments) if segment.again]
@@ -158,7 +160,9 @@ def assign_units(
         [counts.filter(pl.col("len") > 1)["segment"], pl.Series("segment", again, dtype=pl.Int32)]
     ).unique()
     chosen = (
-        placed.filter(pl.col("segment").is_in(partly.implode()))
+        parts.select("episode_id", "segment")
+        .with_columns(placed["unit"])
+        .filter(pl.col("segment").is_in(partly.implode()))
         .group_by("unit", "segment")
         .agg(pl.col("episode_id").unique().sort())
     )
@@ -184,5 +188,6 @@ def assign_units(
 
 def _by_unit(whole: pl.DataFrame, episodes: Iterable[str]) -> dict[int, list[str]]:
     some = pl.DataFrame({"episode_id": sorted(episodes)}, schema={"episode_id": pl.String})
-    found = whole.join(some, on="episode_id", how="semi").group_by("unit").agg(pl.col("episode_id").sort())
+    some = some.with_columns(key=pl.col("episode_id").hash(seed=0))
+    found = some.join(whole, on="key", how="inner", maintain_order="left").group_by("unit").agg("episode_id")
     return dict(found.iter_rows())
