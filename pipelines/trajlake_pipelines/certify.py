@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ from typing import Any
 
 import trajlake
 from trajlake.errors import FormatError
-from trajlake.formats import Refused, format_named, open_source
+from trajlake.formats import Format, Refused, format_named, open_source
 from trajlake.formats.base import Write
 from trajlake.formats.importing import FileReport, import_files
 from trajlake.formats.rebuild import difference, source_row
@@ -101,14 +102,17 @@ def _certify(snapshot: Snapshot, file: FileReport, ids: Mapping[str, list[str]],
         return certificate(None, file.error or "of no known format")
     source = open_source(file.path)
     weighed = _Weighed(snapshot.trajectories(ids.get(source.sha256, [])))
-    write = format_named(file.format).write
+    if not file.rows_in:
+        return certificate(None, "it holds no episodes")
+    chosen = format_named(file.format)
+    write = chosen.write
     if write is None:
         for _ in weighed:
             pass
         return certificate(None, f"the format {file.format} has no way back", weighed)
     try:
         _write(write, weighed, written)
-        reason = _first_difference(file.path, written)
+        reason = _first_difference(chosen, file.path, written)
     except FormatError as error:
         reason = str(error)
     if file.refused:
@@ -122,14 +126,13 @@ def _write(write: Write, episodes: Iterable[Trajectory], path: Path) -> None:
         file.writelines(write(episodes))
 
 
-def _first_difference(path: Path, written: Path) -> str:
+def _first_difference(chosen: Format, path: Path, written: Path) -> str:
     """Where what was written is not what was read; empty where it is the same."""
     source, other = open_source(path), open_source(written)
-    if source.kind:  # not JSON: the very bytes
-        return "" if path.read_bytes() == written.read_bytes() else "its bytes differ"
-    if (source.layout == "array") != (other.layout == "array"):
+    values = source.rows if chosen.values is None else partial(chosen.values, source)
+    if not source.kind and (source.layout == "array") != (other.layout == "array"):
         return f"its values stand as {source.layout}, and came out as {other.layout}"
-    for row, again in zip_longest(source.rows(), other.rows(), fillvalue=_MISSING):
+    for row, again in zip_longest(values(), other.rows(), fillvalue=_MISSING):
         if row is _MISSING or again is _MISSING:
             return "it has rows that did not come out" if again is _MISSING else "rows came out that it does not have"
         if isinstance(row, Refused) or isinstance(again, Refused):

@@ -65,7 +65,7 @@ class Format:
     `detect` looks at a file's content, never at its name, and says whether it is of this format. `read` gives one
     Record or Refused a row, in the order of the file; it raises FormatError only where no row can be told apart.
     `write` is the way back, where there is one: of episodes that were imported from one file it makes JSON that is
-    equal to the file's.
+    equal to the file's. Where the file is no JSON (an archive of JSON), `values` gives the rows that `write` makes.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Format:
     detect: Callable[[Source], bool]
     read: Callable[[Source], Iterator[Record | Refused]]
     write: Write | None = None
+    values: Callable[[Source], Iterator[Row | Refused]] | None = None
 
 
 def any_row(is_row: Callable[[Any], bool]) -> Callable[[Source], bool]:

@@ -18,6 +18,7 @@ from trajlake.formats.base import Format, Record, Refused, Row, fits_begin, fits
 from trajlake.formats.chat import chat_steps
 from trajlake.formats.inspect_parts import from_chat, resolved, to_chat
 from trajlake.formats.inspect_scores import outcome
+from trajlake.formats.json_rows import Layout
 from trajlake.formats.messages import chat_messages
 from trajlake.formats.rebuild import episode_extra, extra_of, json_bytes, rebuilt, source_row
 from trajlake.formats.source import Source
@@ -62,13 +63,13 @@ def _read(source: Source) -> Iterator[Record | Refused]:
     for log in source.rows():
         if isinstance(log, Refused):
             yield log
-        elif not _is_log(log.value):
-            yield Refused(log.key, "not a log of Inspect: an object with version, eval and samples")
+        elif not _is_log(log.value) or not isinstance(log.value.get("samples", []), list):
+            yield Refused(log.key, "not a log of Inspect: an object with version, eval and a list of samples")
         else:
             header = {name: item for name, item in log.value.items() if name != "samples"}
-            samples = log.value.get("samples")
-            rows = enumerate(samples if isinstance(samples, list) else (), 1)
-            yield from _samples((Row(f"{log.key} sample {number}", value) for number, value in rows), header)
+            rows = enumerate(log.value.get("samples", ()), 1)
+            samples = (Row(f"{log.key} sample {number}", value) for number, value in rows)
+            yield from _samples(samples, header, source.layout)
 
 
 def _read_archive(source: Source, archive: Archive) -> Iterator[Record | Refused]:
@@ -98,7 +99,21 @@ def _read_archive(source: Source, archive: Archive) -> Iterator[Record | Refused
                 except FormatError as error:
                     yield Refused(name, str(error))
 
-    yield from _samples(rows(), header)
+    yield from _samples(rows(), header, "values")
+
+
+def _values(source: Source) -> Iterator[Row | Refused]:
+    """The log as JSON, also of an archive: what `_write` makes."""
+    if not is_archive(source):
+        yield from source.rows()
+        return
+    with open_archive(source) as archive:
+        log = dict(archive.read_json(_HEADER if _HEADER in archive.names else _START))
+        names = [name for name in archive.names if name.startswith("samples/") and name.count("/") == 1]
+        log["samples"] = [archive.read_json(name) for name in names]
+        if _REDUCTIONS in archive.names:
+            log["reductions"] = archive.read_json(_REDUCTIONS)
+        yield Row("row 1", log)
 
 
 def _member(source: Source, archive: Archive, name: str) -> Any:
@@ -108,9 +123,9 @@ def _member(source: Source, archive: Archive, name: str) -> Any:
         raise FormatError(f"{source.path}: its {name}: {error}") from error
 
 
-def _samples(rows: Iterable[Row | Refused], header: Mapping[str, Any]) -> Iterator[Record | Refused]:
+def _samples(rows: Iterable[Row | Refused], header: Mapping[str, Any], layout: Layout) -> Iterator[Record | Refused]:
     spec = header["eval"]
-    file = {"log": header}
+    file = {"log": header, "layout": layout}
     for row in rows:
         item = (
             row
@@ -267,24 +282,24 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _write(episodes: Iterable[Trajectory]) -> Iterator[bytes]:
-    """A log as JSON; `reductions` at its end, as Inspect puts them."""
-    header: dict[str, Any] | None = None
-    tail: dict[str, Any] = {}
-    opening = b""
+    """Logs as JSON, sample by sample; `reductions` at the end of each, as Inspect puts them."""
+    between, end, tail = b"", b"", b""
     for trajectory in episodes:
         file = source_row(trajectory.episode).get("file")
         log = file.get("log") if isinstance(file, dict) else None
-        if header is None:
+        if isinstance(log, dict) or not tail:
+            if tail:
+                yield tail + (b",\n" if end else b"\n")
+            elif isinstance(file, dict) and file.get("layout") == "array":
+                end = b"]\n"
+                yield b"[\n"
             header = dict(log) if isinstance(log, dict) else _made_up(trajectory)
-            if "reductions" in header:
-                tail["reductions"] = header.pop("reductions")
-            yield json_bytes(header)[:-1] + (b"," if header else b"") + b'"samples":['
-        elif isinstance(log, dict):
-            raise FormatError(f"episode {trajectory.episode_id} is of another log; export the logs one by one")
-        yield opening + json_bytes(rebuilt(trajectory, _rebuild))
-        opening = b",\n"
-    if header is not None:
-        yield b"]" + (b"," + json_bytes(tail)[1:] if tail else b"}") + b"\n"
+            reductions = {"reductions": header.pop("reductions")} if "reductions" in header else {}
+            tail = b"]" + (b"," if reductions else b"") + json_bytes(reductions)[1:]
+            between = json_bytes(header)[:-1] + (b"," if header else b"") + b'"samples":[\n'
+        yield between + json_bytes(rebuilt(trajectory, _rebuild))
+        between = b",\n"
+    yield tail + b"\n" + end if tail else b""
 
 
 def _made_up(trajectory: Trajectory) -> dict[str, Any]:
@@ -307,4 +322,5 @@ FORMAT = Format(
     detect=_detect,
     read=_read,
     write=_write,
+    values=_values,
 )
