@@ -1,8 +1,9 @@
 """OpenHands: a list of events, or evaluation output (JSON Lines with a `history` of events); a step an event.
 
-https://github.com/All-Hands-AI/OpenHands, `openhands/events/serialization` and `evaluation/utils/shared.py`. Two
-generations: events with `source`, `args` and `extras`, and before them flat ones, of which some histories hold pairs
-of action and observation. An action is a call, an observation the result of one.
+https://github.com/All-Hands-AI/OpenHands, `openhands/events/serialization` and `evaluation/utils/shared.py`. Events
+are of three generations: flat ones, of which some histories hold pairs of action and observation; those with `source`,
+`args` and `extras`; and since version 1 those with a `kind` (trajlake.formats.openhands_v1). An action is a call, an
+observation the result of one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from trajlake.errors import FormatError
+from trajlake.formats import openhands_v1
 from trajlake.formats.base import Format, Record, Refused, Row, fits_begin, fits_step, from_row, write_rows
 from trajlake.formats.messages import arguments, content_of
 from trajlake.formats.moving import inside, move, move_time, text_or_none, time_text, with_repeats, without_repeats
@@ -30,11 +32,11 @@ _USAGE = {
 
 
 def _is_event(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and (isinstance(value.get("action"), str) or isinstance(value.get("observation"), str))
-        and bool(value.keys() & {"args", "extras", "content", "thought", "command", "outputs"})
-    )
+    if not isinstance(value, dict):
+        return False
+    if not isinstance(value.get("action"), str) and not isinstance(value.get("observation"), str):
+        return openhands_v1.is_event(value) and ("source" in value or "timestamp" in value)
+    return bool(value.keys() & {"args", "extras", "content", "thought", "command", "outputs"})
 
 
 def _is_event_list(source: Source) -> bool:
@@ -119,7 +121,7 @@ def _record(value: Any, key: str) -> Record:
     metadata = rest.get("metadata")
     for column, path in {
         "agent_name": ("agent_class",),
-        "policy_name": ("llm_config", "model"),
+        "policy_name": ("llm", "model") if isinstance(inside(metadata, "llm"), dict) else ("llm_config", "model"),
         "agent_version": ("git_commit",),
         "task_family": ("dataset",),
     }.items():
@@ -160,9 +162,13 @@ def _ending(steps: Sequence[StepFields], error: Any) -> EndFields:
     if isinstance(error, str) and error:
         budget = "maximum iteration" in error.lower() or "budget" in error.lower()
         end = {"status": "failed", "failure_stage": "budget" if budget else "other", "failure_detail": error}
-    elif steps and any(call["name"] == "finish" for call in steps[-1].get("tool_calls") or ()):
+    elif _last_call(steps) == "finish":
         end = {"status": "completed", "stop_reason": "finish"}
     return end
+
+
+def _last_call(steps: Sequence[StepFields]) -> Any:
+    return next((step["tool_calls"][0].get("name") for step in reversed(steps) if step.get("tool_calls")), None)
 
 
 def _steps(events: Sequence[Any]) -> list[StepFields]:
@@ -171,6 +177,9 @@ def _steps(events: Sequence[Any]) -> list[StepFields]:
     for number, event in enumerate(events, 1):
         if not isinstance(event, dict):
             raise FormatError(f"event {number}: not an object")
+        if openhands_v1.is_event(event):
+            steps.append(openhands_v1.step_of(event))
+            continue
         if not isinstance(event.get("action"), str) and not isinstance(event.get("observation"), str):
             raise FormatError(f"event {number}: neither an action nor an observation")
         steps.append(_step(event, calls))
@@ -320,6 +329,8 @@ def _rebuild(trajectory: Trajectory) -> Any:
 
 def _event(step: Mapping[str, Any], calls: dict[str, Any]) -> dict[str, Any]:
     rest = extra_of(step)
+    if openhands_v1.is_event(rest):
+        return openhands_v1.event_of(step)
     event: dict[str, Any] = {}
     if step["timestamp"] is not None:
         event["timestamp"] = time_text(step["timestamp"])

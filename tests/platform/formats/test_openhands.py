@@ -1,4 +1,4 @@
-"""OpenHands in both generations: events become steps, actions calls, observations results."""
+"""OpenHands in its three generations: events become steps, actions calls, observations results."""
 
 from __future__ import annotations
 
@@ -67,6 +67,69 @@ FLAT: list[dict[str, Any]] = [
     {"command": "ls", "thought": "I look", "action": "run", "action_risk": None},
     {"content": "a", "command_id": -1, "command": "ls", "exit_code": 0, "observation": "run"},
     {"outputs": {}, "thought": "done", "action": "finish"},
+]
+
+
+V1: list[dict[str, Any]] = [
+    {
+        "kind": "SystemPromptEvent",
+        "id": "0",
+        "timestamp": "2025-10-30T03:50:29.900000",
+        "source": "agent",
+        "system_prompt": {"type": "text", "text": "You are", "cache_prompt": False},
+        "tools": [],
+    },
+    {
+        "kind": "MessageEvent",
+        "id": "1",
+        "timestamp": "2025-10-30T03:50:30",
+        "source": "user",
+        "llm_message": {"role": "user", "content": [{"type": "text", "text": "fix it"}]},
+    },
+    {
+        "kind": "ActionEvent",
+        "id": "2",
+        "timestamp": "2025-10-30T03:50:30.915175",
+        "source": "agent",
+        "thought": [{"type": "text", "text": "I look"}],
+        "reasoning_content": "hm",
+        "thinking_blocks": [],
+        "action": {"kind": "ExecuteBashAction", "command": "ls", "timeout": None},
+        "tool_name": "execute_bash",
+        "tool_call_id": "c1",
+        "tool_call": {"id": "c1", "name": "execute_bash", "arguments": '{"command":  "ls"}', "origin": "completion"},
+    },
+    {
+        "kind": "ObservationEvent",
+        "id": "3",
+        "timestamp": "2025-10-30T03:50:33.491879",
+        "source": "environment",
+        "tool_name": "execute_bash",
+        "tool_call_id": "c1",
+        "observation": {
+            "kind": "ExecuteBashObservation",
+            "output": "\x1b[?2004lnot found",
+            "error": False,
+            "metadata": {"exit_code": 127},
+        },
+        "action_id": "2",
+    },
+    {
+        "kind": "ObservationEvent",
+        "source": "environment",
+        "tool_call_id": "c2",
+        "observation": {"content": [{"type": "text", "text": "ok"}], "is_error": False},
+    },
+    {"kind": "AgentErrorEvent", "source": "agent", "tool_call_id": "c3", "error": "no such tool"},
+    {"kind": "UserRejectObservation", "source": "environment", "rejection_reason": "no"},
+    {"kind": "ConversationStateUpdateEvent", "source": "environment", "key": "x", "value": {}},
+    {
+        "kind": "ActionEvent",
+        "source": "agent",
+        "thought": [],
+        "tool_name": "finish",
+        "tool_call": {"id": "c4", "name": "finish", "arguments": "{}"},
+    },
 ]
 
 
@@ -145,6 +208,29 @@ def test_the_first_generation_is_flat_or_in_pairs(put: Any, history: list[Any]) 
 
 
 @pytest.mark.unit
+def test_the_third_generation_says_by_kind_what_an_event_is(put: Any) -> None:
+    metadata = {"llm": {"model": "gpt-4o"}, "dataset": "safety"}
+    found = record(put, output(history=V1, metadata=metadata))
+    assert (found.begin["policy_name"], found.begin["task_family"]) == ("gpt-4o", "safety")
+    assert found.end == {"status": "completed", "stop_reason": "finish"}
+    sources = ["system", "user", "agent", "tool", "tool", "tool", "tool", "environment", "agent"]
+    assert [step["source"] for step in found.steps] == sources
+    system, user, call, *results = found.steps[:-2]
+    assert (system["message"], user["message"], call["message"]) == ("You are", "fix it", "I look")
+    assert call["reasoning"] == "hm"
+    assert call["tool_calls"] == [{"id": "c1", "name": "execute_bash", "arguments": '{"command":  "ls"}'}]
+    assert [step["tool_results"] for step in results] == [
+        [{"call_id": "c1", "content": "\x1b[?2004lnot found", "is_error": True}],
+        [{"call_id": "c2", "content": "ok", "is_error": False}],
+        [{"call_id": "c3", "content": "no such tool", "is_error": True}],
+        [{"content": "no", "is_error": True}],
+    ]
+    # Of the last action, whose event does not say its call's id a second time.
+    assert found.source["patch"] == [[["history", 8, "tool_call_id"]]]
+    assert record(put, V1).end["status"] == "completed"
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("result", "success"),
     [({"resolved": True}, True), ({"report": {"resolved": False}}, False), ({"git_patch": ""}, None), (None, None)],
@@ -186,6 +272,7 @@ def test_what_is_no_output_is_refused(put: Any) -> None:
 
 @pytest.mark.unit
 def test_mutated_events_give_records_and_refusals(tmp_path: Path) -> None:
+    withstand(FORMAT, [V1, output(history=V1)], tmp_path, 100)
     withstand(FORMAT, [EVENTS, output(), [output(history=FLAT)], output(history=[FLAT[:2], FLAT[2:]])], tmp_path, 100)
 
 
