@@ -245,7 +245,7 @@ def test_what_is_no_environment_and_what_was_not_reset_is_told(lake):
     ids=str,
 )
 def test_every_kind_of_space_becomes_arrays_that_can_be_stored(space):
-    from trajlake.ingest.values import tensor
+    from trajlake.ingest.arrays import tensor
 
     for _ in range(5):
         for name, array in trajlake.gym.flatten("observation", space.sample(), space).items():

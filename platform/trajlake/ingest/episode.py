@@ -133,8 +133,9 @@ class Episode:
         """`step`, while the event loop goes on: it waits in another thread where memory is full."""
         row = step_row(_completed(fields))
         with self._lock:
-            if self._try_add(row, wait=False):
-                return self._steps - 1
+            index = self._add(row, wait=False)
+        if index >= 0:
+            return index
         return await asyncio.to_thread(self._add_locked, row)
 
     def call(self, messages: Sequence[Any], response: Any = None, **fields: Unpack[StepFields]) -> int:
@@ -195,22 +196,21 @@ class Episode:
         with self._lock:
             return self._add(row)
 
-    def _add(self, row: Row) -> int:
-        self._try_add(row, wait=True)
-        return self._steps - 1
-
-    def _try_add(self, row: Row, *, wait: bool) -> bool:
-        """Record a step, with `_lock` held; False where it would have to wait and may not."""
+    def _add(self, row: Row, *, wait: bool = True) -> int:
+        """Record a step, with `_lock` held, and give its index; -1 where it would have to wait and may not."""
         if self._ended:
             raise WriterClosed(f"episode {self.episode_id} has ended: a step cannot be added")
         if wait:
             self._writer.record("step", self.episode_id, self.attempt, row)
         elif not self._writer.record("step", self.episode_id, self.attempt, row, wait=False):
-            return False
-        self._terminated = row.get("terminated", self._terminated)
-        self._truncated = row.get("truncated", self._truncated)
-        self._steps += 1
-        return True
+            return -1
+        if "terminated" in row:
+            self._terminated = row["terminated"]
+        if "truncated" in row:
+            self._truncated = row["truncated"]
+        index = self._steps
+        self._steps = index + 1
+        return index
 
     def _end_row(self, ended_at: Any, fields: EndFields) -> Row:
         if self._ended:

@@ -30,7 +30,8 @@ class EventQueue:
     """
 
     def __init__(self, run: str, limit: int, *, drops: bool) -> None:
-        self.changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self.changed = threading.Condition(self._lock)
         self.sequence = 0
         self.queued = 0
         self.held = 0
@@ -55,8 +56,7 @@ class EventQueue:
         """Queue one event. Where memory is full it waits, or drops and counts; False where it would have to wait
         and may not. Raises WriterClosed."""
         size = approximate_bytes(row)
-        changed = self.changed
-        with changed:
+        with self._lock:  # the lock of `changed` itself, which is entered in C
             if not self.accepting or self._failure is not None:
                 raise self._reason()
             if self.queued + self.held > self._limit or self._torn:
@@ -73,7 +73,7 @@ class EventQueue:
             self.sequence += 1
             before, self.queued = self.queued, self.queued + size
             if before < self.batch_bytes <= self.queued:
-                changed.notify_all()
+                self.changed.notify_all()
         return True
 
     def take(self) -> tuple[list[Event], int]:
@@ -167,7 +167,7 @@ class EventQueue:
 
 
 def approximate_bytes(row: Row) -> int:
-    """About how much memory a row takes."""
+    """About how much memory a row takes: to the byte for what can be large."""
     size = 64
     for value in row.values():
         kind = type(value)
@@ -176,17 +176,13 @@ def approximate_bytes(row: Row) -> int:
         elif kind is np.ndarray:
             size += value.nbytes + 96
         elif kind is list:
-            size += 64 + sum(map(_approximate_bytes, value))
+            for item in value:
+                size += 64
+                if type(item) is dict:
+                    for part in item.values():
+                        size += 40
+                        if type(part) is str or type(part) is bytes:
+                            size += len(part)
         else:
             size += 24
     return size
-
-
-def _approximate_bytes(value: object) -> int:
-    if isinstance(value, (str, bytes, bytearray)):
-        return len(value) + 48
-    if isinstance(value, dict):
-        return 64 + sum(map(_approximate_bytes, value.values()))
-    if isinstance(value, (list, tuple)):
-        return 64 + sum(map(_approximate_bytes, value))
-    return 24

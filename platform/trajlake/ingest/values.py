@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-import struct
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from trajlake.errors import UsageError
+from trajlake.ingest.arrays import numbers, tensor, to_numpy
 from trajlake_schemas.column import Column
 from trajlake_schemas.episodes import BEGIN, FAILURE_STAGES, OUTCOME, REWARD_KINDS, STATUSES
 from trajlake_schemas.steps import ARGUMENTS_KINDS, SOURCES, STEP_CONTENT
@@ -70,61 +69,6 @@ def microseconds(value: Any) -> int:
     raise UsageError(f"not a time (a datetime, ISO 8601 text, or seconds since 1970): {value!r}")
 
 
-def tensor(name: str, value: Any) -> Row:
-    """One array in the form of `steps.tensors`. Raises UsageError for object and structured arrays."""
-    array = _array(value)
-    if array.dtype.hasobject or array.dtype.names is not None or array.dtype.kind == "V":
-        raise UsageError(
-            f"tensor {name!r} has dtype {array.dtype}: only plain numbers, bools, text and times can be stored; "
-            "record each field as a tensor of its own"
-        )
-    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    dtype = array.dtype.name if array.dtype.kind in "biufc" else array.dtype.str
-    return {"name": name, "dtype": dtype, "shape": list(array.shape), "data": array.tobytes()}
-
-
-def _array(value: Any) -> np.ndarray[Any, Any]:
-    try:
-        return np.asarray(_to_numpy(value))
-    except (TypeError, ValueError) as error:  # e.g. rows of different lengths
-        raise UsageError(f"is not an array: {error}") from error
-
-
-def _to_numpy(value: Any) -> Any:
-    """A torch tensor (or anything that can detach) as numpy, without importing torch."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        return value.numpy() if hasattr(value, "numpy") else value
-    return value
-
-
-def _numbers(kind: type[np.generic]) -> Callable[[Any], np.ndarray[Any, Any]]:
-    dtype = np.dtype(kind)
-    limits = np.iinfo(dtype) if dtype.kind == "i" else None
-
-    def convert(value: Any) -> np.ndarray[Any, Any]:
-        if type(value) is list:
-            # What inference servers give. This takes half of numpy's time and refuses whatever needs a closer look.
-            with suppress(struct.error, OverflowError):
-                return np.frombuffer(struct.pack(f"<{len(value)}{dtype.char}", *value), dtype)
-        given = _array(value)
-        if given.ndim != 1:
-            raise UsageError(f"must be a flat list, not of shape {given.shape}")
-        if given.size == 0:
-            return np.zeros(0, dtype)
-        if given.dtype.kind not in "biuf":
-            raise UsageError(f"must hold numbers, not {given.dtype}")
-        if limits is not None:
-            if given.dtype.kind == "f" and not np.array_equal(given, np.trunc(given)):
-                raise UsageError("must hold whole numbers")
-            if given.min() < limits.min or given.max() > limits.max:
-                raise UsageError(f"must hold numbers from {limits.min} to {limits.max}")
-        with np.errstate(over="ignore"):  # a sentinel like the lowest float64 becomes -inf, which it stands for
-            return np.array(given, dtype=dtype)  # a copy: the caller may reuse its buffer
-
-    return convert
-
-
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise UsageError(f"must be text, not {type(value).__name__}")
@@ -140,15 +84,19 @@ def _boolean(value: Any) -> bool:
 
 
 def _real(value: Any) -> float:
+    if type(value) is float:
+        return value
     if isinstance(value, (bool, str)):
         raise UsageError(f"must be a number, not {value!r}")
     try:
-        return float(_to_numpy(value))
+        return float(to_numpy(value))
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"must be one number, not {value!r}") from error
 
 
 def _integer(value: Any) -> int:
+    if type(value) is int and -(2**63) <= value < 2**63:
+        return value
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
         return int(value)
     raise UsageError(f"must be a whole number of 64 bits, not {value!r}")
@@ -165,6 +113,9 @@ def tool_calls(value: Any, leftovers: Row) -> list[Row]:
     """
     calls = []
     for position, given in enumerate(_mappings(value)):
+        if (usual := _usual_call(given)) is not None:
+            calls.append(usual)
+            continue
         call = dict(given)
         function = call.pop("function", None)
         if isinstance(function, Mapping):
@@ -194,10 +145,30 @@ def tool_calls(value: Any, leftovers: Row) -> list[Row]:
     return calls
 
 
+def _usual_call(given: Mapping[str, Any]) -> Row | None:
+    """A call of id, name and arguments, all of them text and nothing else, in one of the two forms; else None."""
+    if len(given) != 3:
+        return None
+    function = given.get("function")
+    if type(function) is dict and len(function) == 2 and given.get("type") == "function":
+        name, arguments = function.get("name"), function.get("arguments")
+    else:
+        name, arguments = given.get("name"), given.get("arguments")
+    identity = given.get("id")
+    if type(identity) is str and type(name) is str and type(arguments) is str:
+        return {"id": identity, "name": name, "arguments": arguments, "arguments_kind": "string"}
+    return None
+
+
 def tool_results(value: Any, leftovers: Row) -> list[Row]:
     """Results as `{"call_id" or "tool_call_id", "content", "is_error"}`; content that is not text becomes JSON."""
     results = []
     for position, given in enumerate(_mappings(value)):
+        if type(call_id := given.get("call_id")) is str and type(content := given.get("content")) is str:
+            is_error = given.get("is_error")
+            if len(given) == 2 or (len(given) == 3 and type(is_error) is bool):
+                results.append({"call_id": call_id, "content": content, "is_error": is_error})
+                continue
         result = dict(given)
         call_id = result.pop("call_id", None)
         if call_id is None:
@@ -264,7 +235,7 @@ def _mappings(value: Any) -> Sequence[Mapping[str, Any]]:
     if isinstance(value, (Mapping, str, bytes)) or not isinstance(value, Sequence):
         raise UsageError(f"must be a list of objects, not {type(value).__name__}")
     for item in value:
-        if not isinstance(item, Mapping):
+        if type(item) is not dict and not isinstance(item, Mapping):
             raise UsageError(f"must be a list of objects; it holds {type(item).__name__}")
     return value
 
@@ -310,9 +281,9 @@ _SPECIAL: dict[str, Callable[[Any], Any]] = {
     "rewards": rewards,
     "tensors": _tensors,
     "tags": _tags,
-    "token_ids": _numbers(np.int32),
-    "loss_mask": _numbers(np.int8),
-    "logprobs": _numbers(np.float32),
+    "token_ids": numbers(np.int32),
+    "loss_mask": numbers(np.int8),
+    "logprobs": numbers(np.float32),
     "extra": json_text,
 }
 
@@ -405,34 +376,3 @@ def _unknown_field(what: str, name: str, known: tuple[str, ...]) -> UsageError:
     return UsageError(
         f"{what} has no field {name!r}; put it into extra={{…}}, or use one of {', '.join(sorted(known))}"
     )
-
-
-def without_surrogates(row: Row) -> Row:
-    """`row` with each lone surrogate replaced by U+FFFD, and the originals in its `restore` by column path.
-
-    A path names struct fields and list positions: `tool_calls.0.arguments`. The original is kept as base64 of
-    its UTF-8 with surrogates let through, because JSON escapes would join two halves of a pair.
-    """
-    originals: Row = {}
-
-    def clean(value: Any, path: str) -> Any:
-        if isinstance(value, str):
-            try:
-                value.encode("utf-8")
-            except UnicodeEncodeError:
-                originals[path] = {"wtf8": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode("ascii")}
-                return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in value)
-            return value
-        if isinstance(value, dict):
-            return {name: clean(item, f"{path}.{name}" if path else name) for name, item in value.items()}
-        if isinstance(value, list):
-            return [clean(item, f"{path}.{position}") for position, item in enumerate(value)]
-        if isinstance(value, tuple):
-            return tuple(clean(item, f"{path}.{position}") for position, item in enumerate(value))
-        return value
-
-    cleaned: Row = clean(row, "")
-    if originals:
-        known = json.loads(row["restore"]) if row.get("restore") else {}
-        cleaned["restore"] = json_text({**originals, **known})
-    return cleaned
