@@ -49,9 +49,9 @@ def is_archive(source: Source) -> bool:
 class Archive:
     """An open archive. Made by `open_archive`."""
 
-    def __init__(self, source: Source, file: BufferedReader, members: dict[str, zipfile.ZipInfo]) -> None:
-        self._source = source
+    def __init__(self, file: BufferedReader, zipped: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo]) -> None:
         self._file = file
+        self._zipped = zipped
         self._members = members
 
     @property
@@ -73,7 +73,7 @@ class Archive:
         try:
             if member.compress_type == _ZSTD:
                 return self._read_zstd(member)
-            with zipfile.ZipFile(self._file) as archive, archive.open(member) as file:
+            with self._zipped.open(member) as file:
                 return file.read()
         except _DAMAGE as error:
             raise FormatError(f"it is damaged: {error}") from error
@@ -108,15 +108,15 @@ def open_archive(source: Source) -> Iterator[Archive]:
     there twice, or are together a bomb."""
     with source.open() as file:
         try:
-            with zipfile.ZipFile(file) as archive:
-                found = archive.infolist()
+            zipped = zipfile.ZipFile(file)
         except _DAMAGE as error:
             raise FormatError(f"{source.path}: a damaged ZIP archive: {error}") from error
-        try:
-            members = _checked(found, source.size)
-        except FormatError as error:
-            raise FormatError(f"{source.path}: {error}") from error
-        yield Archive(source, file, members)
+        with zipped:
+            try:
+                members = _checked(zipped.infolist(), source.size)
+            except FormatError as error:
+                raise FormatError(f"{source.path}: {error}") from error
+            yield Archive(file, zipped, members)
 
 
 def _checked(found: list[zipfile.ZipInfo], size: int) -> dict[str, zipfile.ZipInfo]:
