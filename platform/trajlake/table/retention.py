@@ -66,6 +66,7 @@ def _left_tables(lake: Lake, hours: float, dry_run: bool) -> list[VacuumedFile]:
     found = []
     for name in TABLES:
         sizes = {info.key: info.size for info in lake.store.list(f"{name}/")}
+        root = lake.store.location(name).rstrip("/") + "/"
         with delta_errors(lake.store, name):
             paths = open_table(lake.store, name).vacuum(
                 retention_hours=math.ceil(hours),
@@ -74,10 +75,9 @@ def _left_tables(lake: Lake, hours: float, dry_run: bool) -> list[VacuumedFile]:
                 full=True,
                 post_commithook_properties=PostCommitHookProperties(create_checkpoint=False),
             )
-        found += [
-            VacuumedFile(f"{name}/{path}", sizes.get(f"{name}/{path}", 0), "no longer part of the table")
-            for path in paths
-        ]
+        # deltalake gives paths below the table, but the whole path of some files that an old version removed.
+        keys = [f"{name}/{path.removeprefix(root)}" for path in paths]
+        found += [VacuumedFile(key, sizes.get(key, 0), "no longer part of the table") for key in keys]
     return found
 
 
