@@ -6,7 +6,9 @@ STAMP  := $(VENV)/.ready
 RUN    := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit check format docs bench soak clean
+PRISM  := github.com/apache/beam/sdks/v2/go/cmd/prism@v2.77.0
+
+.PHONY: help setup demo test test-unit check format docs bench soak prism clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +48,10 @@ bench: $(STAMP)  ## Measure beside peers, print ratios
 
 soak: $(STAMP)  ## Long tests of reliability
 	$(RUN) pytest -m soak
+
+prism: $(STAMP)  ## Build Beam's Prism runner beside python (needs Go), for --runner prism and its tests
+	@command -v go >/dev/null || { echo "Go is needed: https://go.dev/dl" >&2; exit 1; }
+	GOBIN="$(abspath $(BIN))" go install $(PRISM)
 
 clean:  ## Remove what the targets made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

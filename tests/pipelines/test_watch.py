@@ -45,6 +45,24 @@ def test_a_pass_for_what_arrives_and_silence_in_between(tmp_path):
     assert_sound(lake)
 
 
+def test_small_files_are_merged_now_and_then(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    lines, stop = [], threading.Event()
+
+    def on_pass(line):
+        lines.append(line)
+        if len(lines) == 3:
+            stop.set()
+        else:
+            record(lake, [len(lines)], worker=f"w{len(lines)}")
+
+    record(lake, [0])
+    watch(lake, stop, on_pass, every=0.05, optimize_after=2)
+    assert [line.get("optimize", False) for line in lines] == [False, False, True]
+    assert (lines[2]["files_before"], lines[2]["files_after"]) == (2, 1)
+    assert_sound(lake)
+
+
 def test_a_store_that_is_down_is_a_line_and_asked_again(tmp_path, monkeypatch):
     lake = trajlake.create(tmp_path / "lake")
     answers = iter([StoreUnavailable("down"), StoreUnavailable("down"), CompactionReport(compactions=1)])

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from tests.rollouts import assert_sound
 
 import trajlake
+from tests.rollouts import assert_sound
 from trajlake.errors import TrajlakeError
 from trajlake_pipelines.compact import compact
 
@@ -22,11 +22,17 @@ LONG = float(os.environ.get("TRAJLAKE_SOAK_SECONDS", "600"))
 SHORT = 15.0
 
 
-def write(uri, worker, folder, until):
+def begin(start):
+    """The time at which all processes are there: on a busy machine that takes longer than the short form."""
+    start.wait(180)
+    return time.time()
+
+
+def write(start, seconds, uri, worker, folder):
     """Episodes until the time is over; every second worker life is cut off in the middle. Notes what is durable."""
     lake = trajlake.connect(uri)
     number = 0
-    acknowledged = Path(folder, f"{worker}.ids").open("a")
+    until = begin(start) + seconds
     while time.time() < until:
         with lake.writer(run="soak", worker=worker, spool=Path(folder, "spool"), segment_seconds=0.3) as writer:
             for _ in range(20):
@@ -43,11 +49,11 @@ def write(uri, worker, folder, until):
                         episode.step(source="agent", message=f"again {step}")
                     episode.end(reward=1.0)
             writer.flush()
-        acknowledged.write("".join(f"{worker}-{each:06d}\n" for each in range(number - 20, number)))
-        acknowledged.flush()
+        with Path(folder, f"{worker}.ids").open("a") as acknowledged:
+            acknowledged.write("".join(f"{worker}-{each:06d}\n" for each in range(number - 20, number)))
 
 
-def repeat(uri, what, folder, until):
+def repeat(start, seconds, uri, what, folder):
     """compact, optimize or vacuum again and again; errors are counted, since a busy server may refuse."""
     from trajlake.table.retention import vacuum
     from trajlake_pipelines.optimize import optimize
@@ -55,6 +61,7 @@ def repeat(uri, what, folder, until):
     work = {"compact": compact, "optimize": optimize, "vacuum": lambda lake: vacuum(lake, older_than_hours=1)}[what]
     lake = trajlake.connect(uri)
     done, errors = 0, []
+    until = begin(start) + seconds
     while time.time() < until:
         try:
             work(lake)
@@ -65,10 +72,11 @@ def repeat(uri, what, folder, until):
     Path(folder, f"{what}-{os.getpid()}.json").write_text(json.dumps({"what": what, "done": done, "errors": errors}))
 
 
-def read(uri, folder, until):
+def read(start, seconds, uri, folder):
     """Pin a snapshot, read it whole again and again; what it holds must not change."""
     lake = trajlake.connect(uri)
     rounds, errors = 0, []
+    until = begin(start) + seconds
     while time.time() < until:
         try:
             snapshot = lake.snapshot()
@@ -96,12 +104,12 @@ def read(uri, folder, until):
 
 def soak(uri, folder, seconds):
     lake = trajlake.create(uri)
-    until = time.time() + seconds
     context = multiprocessing.get_context("spawn")
-    jobs = [(write, (uri, f"w{number}", str(folder), until)) for number in range(2)]
-    jobs += [(repeat, (uri, what, str(folder), until)) for what in ("compact", "compact", "optimize", "vacuum")]
-    jobs += [(read, (uri, str(folder), until))]
-    processes = [context.Process(target=target, args=arguments) for target, arguments in jobs]
+    jobs = [(write, (uri, f"w{number}", str(folder))) for number in range(2)]
+    jobs += [(repeat, (uri, what, str(folder))) for what in ("compact", "compact", "optimize", "vacuum")]
+    jobs += [(read, (uri, str(folder)))]
+    start = context.Barrier(len(jobs))
+    processes = [context.Process(target=target, args=(start, seconds, *arguments)) for target, arguments in jobs]
     for process in processes:
         process.start()
     for process in processes:

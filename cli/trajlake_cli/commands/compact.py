@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     "--metrics-port",
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help="With --watch, answer Prometheus on this port of 127.0.0.1.",
+    help="With --watch, answer Prometheus on this port.",
+)
+@click.option(
+    "--metrics-address", default="127.0.0.1", metavar="ADDRESS", help="The address on which Prometheus is answered."
 )
 @runner_options
 @output_option()
@@ -46,6 +49,7 @@ def command(
     watch: bool,
     every: float,
     metrics_port: int | None,
+    metrics_address: str,
     output: Output,
     **where: Any,
 ) -> None:
@@ -68,7 +72,7 @@ def command(
     lake = session.lake()
     lake.check()
     if watch:
-        _watch(lake, every, stale_after, runner, metrics_port)
+        _watch(lake, every, stale_after, runner, None if metrics_port is None else (metrics_port, metrics_address))
         return
     from trajlake_pipelines.compact import compact
 
@@ -87,7 +91,9 @@ def command(
         )
 
 
-def _watch(lake: Lake, every: float, stale_after: float | None, runner: Runner, metrics_port: int | None) -> None:
+def _watch(
+    lake: Lake, every: float, stale_after: float | None, runner: Runner, answer_at: tuple[int, str] | None
+) -> None:
     """Passes until SIGTERM or Ctrl-C, each of which lets the pass that is going on end."""
     import signal
     import threading
@@ -98,7 +104,7 @@ def _watch(lake: Lake, every: float, stale_after: float | None, runner: Runner, 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    metrics = None if metrics_port is None else Metrics(metrics_port)
+    metrics = None if answer_at is None else Metrics(*answer_at)
     try:
         watch(
             lake,
