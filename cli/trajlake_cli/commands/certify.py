@@ -48,6 +48,6 @@ def command(files: Sequence[str], format: str | None, output: Output) -> None:
     output.rows(rows, ["file", "format", "episodes", "steps", "equal", "typed", "reason"], ["steps", "episodes"])
     different = sum(row["equal"] is False for row in rows)
     open_ = sum(row["equal"] is None for row in rows)
-    say(f"{len(rows) - different - open_:,} files are equal, {different:,} differ, {open_:,} have no way back")
+    say(f"{len(rows) - different - open_:,} files are equal, {different:,} differ, {open_:,} have no verdict")
     if different or not rows:
         click.get_current_context().exit(1)
