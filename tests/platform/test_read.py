@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from tests.rollouts import assert_same_rows, record, rows
 import trajlake
 from trajlake.errors import EpisodeMissing, LakeMissing, QueryError, SnapshotExpired, UsageError
 from trajlake.read.draws import below, words
+from trajlake.read.steps_reader import GroupCache
 from trajlake.storage.wrappers import CountingStore
 from trajlake.table.retention import vacuum
 from trajlake_pipelines.compact import compact
@@ -93,6 +95,50 @@ def test_an_episode_costs_one_read_of_the_store_once_its_file_is_known(lake):
     snapshot.episode("e0004")
     assert counting.calls["get_ranges"] == 1
     assert counting.calls["get"] == counting.calls["stat"] == counting.calls["list"] == 0
+
+
+def test_the_first_episode_of_a_file_costs_two_reads_of_the_store(lake):
+    counting = CountingStore(lake.store)
+    snapshot = trajlake.Lake(counting).snapshot()
+    counting.reset()
+    snapshot.episode("e0003")
+    assert sum(counting.calls.values()) == counting.calls["get_ranges"] == 2
+
+
+def test_a_sampler_reads_what_it_draws_again_only_once(lake):
+    counting = CountingStore(lake.store)
+    sampler = trajlake.Lake(counting).snapshot().sampler(seed=1)
+    first = sampler.batch(40).steps
+    counting.reset()
+    assert len(sampler.batch(40).steps) > 0
+    assert sum(counting.calls.values()) == 0
+    assert first.equals(lake.snapshot().sampler(seed=1).batch(40).steps)
+
+
+def test_the_cache_of_row_groups_keeps_to_its_bound():
+    tables = {("f", number): pa.table({"x": np.zeros(1000)}) for number in range(5)}
+    cache = GroupCache(20_000)
+    for group, table in tables.items():
+        cache.put({group: table})
+        cache.get([("f", 0)])
+    assert cache.get(tables).keys() == {("f", 0), ("f", 4)}
+    nothing = GroupCache(0)
+    nothing.put(tables)
+    assert nothing.get(tables) == {}
+
+
+def test_lookups_with_and_without_the_index_find_the_same(lake):
+    cold, warm = lake.snapshot(), lake.snapshot()
+    for name in ("e0001", "e07"):
+        warm.row_of(name)
+    for wanted in (["e0003"], ["e0777", "e0001", "e0777"], []):
+        cold._lookups = 0  # the first lookup is a scan
+        assert cold.rows_of(wanted).equals(warm.rows_of(wanted))
+    for name, reason in (("e00", "more than one"), ("x", "no episode x"), ("e00011", "no episode")):
+        with pytest.raises(EpisodeMissing, match=reason):
+            warm.row_of(name)
+    assert warm._index is not None
+    assert warm.row_of("e07")["episode_id"].item() == "e0777"
 
 
 def test_a_snapshot_is_opened_again_by_its_token_and_does_not_see_later_episodes(lake):

@@ -44,7 +44,7 @@ class Batch(Sequence[Trajectory]):
     @cached_property
     def tables(self) -> list[pa.Table]:
         """For each sample the rows of its steps."""
-        whole = self._source.steps_of(self._rows)
+        whole = self._source.steps_of(self._rows, keep=True)
         bounds = zip(self._pieces.start.tolist(), self._pieces.stop.tolist(), strict=True)
         return [table.slice(start, stop - start) for table, (start, stop) in zip(whole, bounds, strict=True)]
 
@@ -56,13 +56,16 @@ class Batch(Sequence[Trajectory]):
     # -- as numpy --------------------------------------------------------------------------------------------
 
     def views(self, column: str) -> list[Array]:
-        """For each sample a column of its steps as a read-only view, shape (steps,). Raises UsageError for a column
-        that is not numeric or that has nulls."""
+        """For each sample a column of its steps as a read-only view, shape (steps,); a copy only where an episode is so
+        long that it was read in pieces. Raises UsageError for a column that is not numeric or that has nulls."""
         found = []
         for table in self.tables:
             try:
-                chunk = table[column].chunk(0) if table[column].num_chunks else pa.array([], table[column].type)
-                found.append(chunk.to_numpy(zero_copy_only=True))
+                chunks = [chunk for chunk in table[column].chunks if len(chunk)]
+                whole = (
+                    chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks or [pa.array([], table[column].type)])
+                )
+                found.append(whole.to_numpy(zero_copy_only=True))
             except pa.ArrowInvalid as error:
                 raise UsageError(f"column {column!r} cannot be viewed without a copy: {error}") from error
             except KeyError:

@@ -119,11 +119,11 @@ class LiveView:
         wanted = pl.DataFrame({"episode_id": episode_ids}, schema={"episode_id": pl.String})
         return wanted.join(found, on="episode_id", how="left", maintain_order="left").select(found.columns)
 
-    def steps_of(self, rows: pl.DataFrame) -> list[Any]:
+    def steps_of(self, rows: pl.DataFrame, *, keep: bool = False) -> list[Any]:
         """See Source."""
         here = [self._landed.get(episode_id) for episode_id in rows["episode_id"]]
         stored = rows.filter(pl.Series([each is None for each in here], dtype=pl.Boolean))
-        tables = iter(self.snapshot.steps_of(stored) if len(stored) else [])
+        tables = iter(self.snapshot.steps_of(stored, keep=keep) if len(stored) else [])
         return [next(tables) if each is None else each.steps for each in here]
 
 

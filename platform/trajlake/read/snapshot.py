@@ -22,8 +22,10 @@ from trajlake.errors import (
     StoreUnavailable,
     UsageError,
 )
+from trajlake.read.index import MOST_BYTES, EpisodeIndex
 from trajlake.read.steps_reader import StepsReader
 from trajlake.read.trajectory import Trajectory, restored
+from trajlake.table.commit import active_files
 from trajlake.table.tables import open_table
 from trajlake_schemas import EPISODES, STEPS
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 _TOKEN = re.compile(r"e(\d+)\.s(\d+)")
 _PLACE = ["episode_id", "steps_path", "row_group", "row_offset", "row_count"]
+CACHE_BYTES = 128 << 20  # decoded steps that a snapshot keeps
 FAILED = "coalesce(success = false, false) OR coalesce(status IN ('failed', 'aborted'), false)"
 USABLE = pl.col("retracted").is_null()
 
@@ -47,6 +50,7 @@ class Snapshot:
         self.lake = lake
         self._episodes_table = episodes_table
         self._steps_table = steps_table
+        self._lookups = 0
 
     def __repr__(self) -> str:
         return f"Snapshot({self.lake.uri!r}, {self.token!r})"
@@ -96,9 +100,11 @@ class Snapshot:
 
     def row_of(self, episode_id: str) -> pl.DataFrame:
         """The row of one episode by its id, or by the beginning of its id. Raises EpisodeMissing."""
-        found = self.collect(self.episodes.filter(pl.col("episode_id") == episode_id))
+        index = self._index_if_it_pays()
+        found = self._some([episode_id], index)
         if found.is_empty():
-            found = self.collect(self.episodes.filter(pl.col("episode_id").str.starts_with(episode_id)).limit(2))
+            beginning = self.episodes.filter(pl.col("episode_id").str.starts_with(episode_id)).limit(2)
+            found = self.collect(beginning) if index is None else index.beginning_with(episode_id)
             if found.is_empty():
                 raise EpisodeMissing(
                     f"no episode {episode_id} in snapshot {self.token}: `trajlake episodes` lists them"
@@ -114,12 +120,28 @@ class Snapshot:
     def rows_of(self, episode_ids: Sequence[str]) -> pl.DataFrame:
         """The rows of these episodes, in this order, a repeated id repeatedly. Raises EpisodeMissing."""
         unique = list(dict.fromkeys(episode_ids))
-        rows = self.collect(self.episodes.filter(pl.col("episode_id").is_in(unique)))
-        missing = set(unique) - set(rows["episode_id"])
-        if missing:
+        rows = self._some(unique, self._index_if_it_pays())
+        if len(rows) < len(unique):
+            missing = set(unique) - set(rows["episode_id"])
             raise EpisodeMissing(f"no episode {min(missing)} in snapshot {self.token}")
         wanted = pl.DataFrame({"episode_id": episode_ids}, schema={"episode_id": pl.String})
         return wanted.join(rows, on="episode_id", how="left", maintain_order="left").select(rows.columns)
+
+    def _some(self, episode_ids: list[str], index: EpisodeIndex | None) -> pl.DataFrame:
+        if index is not None:
+            return index.rows_of(episode_ids)
+        return self.collect(self.episodes.filter(pl.col("episode_id").is_in(episode_ids)))
+
+    def _index_if_it_pays(self) -> EpisodeIndex | None:
+        """The index from the second lookup on, where the table is not too large to keep; else None: a scan."""
+        self._lookups += 1
+        return None if self._lookups == 1 else self._index
+
+    @cached_property
+    def _index(self) -> EpisodeIndex | None:
+        if sum(_sizes(self._episodes_table).values()) > MOST_BYTES:
+            return None
+        return EpisodeIndex(self.collect(self.episodes))
 
     def _with_steps(self, rows: pl.DataFrame) -> Iterator[Trajectory]:
         """The trajectories of these rows, in bounded batches."""
@@ -127,14 +149,15 @@ class Snapshot:
             for row, steps in zip(batch.iter_rows(named=True), self.steps_of(batch), strict=True):
                 yield Trajectory(restored(row), [restored(step) for step in steps.to_pylist()])
 
-    def steps_of(self, rows: pl.DataFrame) -> list[Any]:
-        """For each episode row an Arrow table of its steps, by its place: one small read an episode."""
+    def steps_of(self, rows: pl.DataFrame, *, keep: bool = False) -> list[Any]:
+        """For each episode row an Arrow table of its steps, by its place: one small read an episode. With `keep` what
+        was decoded beside them is kept for later calls, up to CACHE_BYTES: for who draws at random, again and again."""
         with _reading(self.token):
-            return self._reader.read(rows.select(_PLACE))
+            return self._reader.read(rows.select(_PLACE), keep=keep)
 
     @cached_property
     def _reader(self) -> StepsReader:
-        return StepsReader(self.lake.store)
+        return StepsReader(self.lake.store, _sizes(self._steps_table), CACHE_BYTES)
 
     def sampler(
         self,
@@ -184,6 +207,12 @@ class Snapshot:
         from trajlake.read.export import export
 
         return export(self, destination, format=format, shards=shards, seed=seed, where=where, on_progress=on_progress)
+
+
+def _sizes(table: DeltaTable) -> dict[str, int]:
+    """The size in bytes of each file of a table, from its log."""
+    files = active_files(table)
+    return dict(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True)) if len(files) else {}
 
 
 @contextmanager

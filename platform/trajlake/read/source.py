@@ -18,6 +18,7 @@ class Source(Protocol):
         """Their rows with all columns of `episodes`, in this order. Raises EpisodeMissing."""
         ...
 
-    def steps_of(self, rows: pl.DataFrame) -> list[Any]:
-        """For each row (with `episode_id` and the columns of its place) an Arrow table of its steps."""
+    def steps_of(self, rows: pl.DataFrame, *, keep: bool = False) -> list[Any]:
+        """For each row (with `episode_id` and the columns of its place) an Arrow table of its steps; `keep` what was
+        read beside them."""
         ...

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from io import RawIOBase
 from typing import Any
@@ -26,26 +28,65 @@ _THREADS = 8
 _GROUPS_AT_ONCE = 16
 
 
+Group = tuple[str, int]  # path of the file, number of the row group
+
+
+class GroupCache:
+    """The row groups that were used last, up to so many bytes of Arrow; safe from several threads."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._bytes = 0
+        self._groups: OrderedDict[Group, pa.Table] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, wanted: Iterable[Group]) -> dict[Group, pa.Table]:
+        """Those of them that are here."""
+        with self._lock:
+            found = {group: self._groups[group] for group in wanted if group in self._groups}
+            for group in found:
+                self._groups.move_to_end(group)
+            return found
+
+    def put(self, groups: Mapping[Group, pa.Table]) -> None:
+        """Keep these, and let go of those that were not used for longest."""
+        if not self._most:
+            return
+        with self._lock:
+            for group, table in groups.items():
+                if group not in self._groups:
+                    self._groups[group] = table
+                    self._bytes += table.nbytes
+            while self._bytes > self._most:
+                _, gone = self._groups.popitem(last=False)
+                self._bytes -= gone.nbytes
+
+
 class StepsReader:
     """Keeps the footers of the files that it has read; safe from several threads."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, sizes: Mapping[str, int] | None = None, cache_bytes: int = 0) -> None:
+        """`sizes` in bytes of the files below the table's folder, where they are known: each saves a request.
+        `cache_bytes` of decoded row groups are kept for episodes that are their neighbours or are drawn again."""
         self._store = store
+        self._cache = GroupCache(cache_bytes)
+        self._sizes = sizes or {}
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
 
-    def read(self, places: pl.DataFrame) -> list[pa.Table]:
-        """For each row of `places` (steps_path, row_group, row_offset, row_count) a table of its steps."""
+    def read(self, places: pl.DataFrame, *, keep: bool = False) -> list[pa.Table]:
+        """For each row of `places` (steps_path, row_group, row_offset, row_count) a table of its steps. With `keep` row
+        groups are taken from the cache and left there."""
         rows = places.rows(named=True)
         wanted = {(row["steps_path"], row["row_group"]) for row in rows if row["steps_path"] is not None}
+        groups = self._cache.get(wanted) if keep else {}
         by_file: dict[str, list[int]] = {}
-        for path, group in sorted(wanted):
+        for path, group in sorted(wanted - groups.keys()):
             by_file.setdefault(path, []).append(group)
         parts = [
             (path, numbers[start : start + _GROUPS_AT_ONCE])
             for path, numbers in by_file.items()
             for start in range(0, len(numbers), _GROUPS_AT_ONCE)
         ]
-        groups: dict[tuple[str, int], pa.Table] = {}
         if len(parts) == 1:
             results = [self._groups(*parts[0])]
         else:
@@ -54,6 +95,8 @@ class StepsReader:
                 results = list(pool.map(lambda part: self._groups(*part), parts))
         for result in results:
             groups.update(result)
+            if keep:
+                self._cache.put(result)
         empty = STEPS.arrow.empty_table()
         return [
             empty
@@ -81,18 +124,25 @@ class StepsReader:
             for number, start, end in zip(numbers, starts, ends, strict=True)
         }
 
-    def _footer(self, key: str) -> pq.FileMetaData:
-        known = self._footers.get(key)
+    def _size(self, key: str) -> int:
+        known = self._sizes.get(key.removeprefix(f"{STEPS.name}/"))
         if known is not None:
             return known
         info = self._store.stat(key)
         if info is None:
             raise FileNotFoundError(key)
-        length = min(info.size, _FOOTER_GUESS)
-        tail = self._store.get_ranges(key, [ByteRange(info.size - length, length)])[0]
+        return info.size
+
+    def _footer(self, key: str) -> pq.FileMetaData:
+        known = self._footers.get(key)
+        if known is not None:
+            return known
+        whole = self._size(key)
+        length = min(whole, _FOOTER_GUESS)
+        tail = self._store.get_ranges(key, [ByteRange(whole - length, length)])[0]
         (size,) = struct.unpack("<I", tail[-8:-4])
         if size + 8 > len(tail):
-            tail = self._store.get_ranges(key, [ByteRange(info.size - size - 8, size + 8)])[0]
+            tail = self._store.get_ranges(key, [ByteRange(whole - size - 8, size + 8)])[0]
         try:
             footer = pq.read_metadata(pa.BufferReader(tail[-(size + 8) :]))
         except pa.ArrowInvalid as error:

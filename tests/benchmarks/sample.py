@@ -1,0 +1,237 @@
+"""What a trainer waits for: batches by a sampler, a shuffled epoch, the index of a million episodes and draws from it.
+
+Peers: Lance `take` by row numbers that are known from elsewhere; a sequential scan of our own files; cpprb's
+prioritized buffer where it is installed (`pip install cpprb`); a cumulative sum in numpy.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import trajlake
+from tests.benchmarks.corpus import Corpus, step_files
+from tests.benchmarks.harness import OURS, Alone, Options, Result, alone, in_turns, latencies, median, percentile, timed
+from tests.benchmarks.readers import LanceByRow, Place, Sizes, local_place, s3_place, same_table
+from trajlake.read.sampler import Sampler
+from trajlake.read.snapshot import CACHE_BYTES
+from trajlake.storage import open_store
+from trajlake.table.commit import Change, commit
+from trajlake.table.layout import put_episodes
+from trajlake_schemas import EPISODES
+
+TITLE = "Sampling for a trainer"
+BATCH = 256
+DRAWS = 1_000_000
+_AT_ONCE = 4_096
+_HERE = "tests.benchmarks.sample"
+
+
+def run(options: Options) -> list[Result]:
+    small = options.repeats == 1
+    results = _batches(local_place(options.corpus), options.corpus, options.batches)
+    results += _epoch(options.corpus, options.repeats)
+    if options.s3:
+        results += _batches(s3_place(options.corpus, options), options.corpus, max(2, options.batches // 2))
+    return results + _million(options.scratch("million"), 20_000 if small else 1_000_000, options.repeats)
+
+
+# -- batches and epochs --------------------------------------------------------------------------------------------
+
+
+class OurSampler:
+    """A uniform sampler without repetition within a batch, as the peers are asked: by epochs."""
+
+    def __init__(self, place: Place) -> None:
+        self.sampler: Sampler = trajlake.connect(place.lake_uri).snapshot().sampler("epochs", seed=3)
+        self.sampler.batch(BATCH)
+
+    def ids(self) -> list[str]:
+        """The ids of the next batch, for the peers, without drawing it."""
+        state = self.sampler.state_dict()
+        drawn = [sample.episode_id for sample in self.sampler.take(BATCH)]
+        self.sampler.load_state_dict(state)
+        return drawn
+
+    def batch(self, _: Any) -> pa.Table:
+        return self.sampler.batch(BATCH).steps
+
+
+def _batches(place: Place, corpus: Corpus, batches: int) -> list[Result]:
+    ours, lance = OurSampler(place), LanceByRow(place)
+    batches = min(batches, corpus.episodes // BATCH - 2)
+    lance.batch(random.Random(1).sample(corpus.episode_ids, BATCH))
+    warm, *drawn = _sequence(ours, batches + 1)
+    ours = OurSampler(place)
+    contenders: dict[str, Callable[[Any], Any]] = {OURS: ours.batch, "Lance, take by row": lance.batch}
+    found = latencies(contenders, drawn, [warm], same_table)
+    sizes = Sizes(corpus)
+    return [
+        Result(
+            f"a batch of {BATCH} by a sampler, {place.name} (median of {len(seconds)})",
+            name,
+            median(seconds),
+            p95=percentile(seconds, 95),
+            size=sizes.of(name),
+            time_goal=1.0 if name != OURS else None,
+            size_goal=1 / 0.65 if name != OURS else None,
+            note=f"keeps up to {CACHE_BYTES >> 20} MiB of decoded row groups from one batch to the next"
+            if name == OURS
+            else "",
+        )
+        for name, seconds in found.items()
+    ]
+
+
+def _sequence(ours: OurSampler, count: int) -> list[list[str]]:
+    found = []
+    for _ in range(count):
+        found.append(ours.ids())
+        ours.sampler.take(BATCH)
+    return found
+
+
+def _epoch(corpus: Corpus, repeats: int) -> list[Result]:
+    """Every episode once: shuffled, against the files one after another as they lie."""
+    lake = corpus.compacted
+    steps = sum(pq.read_metadata(path).num_rows for path in step_files(lake))
+
+    def shuffled() -> float:
+        sampler = trajlake.connect(lake.uri).snapshot().sampler("epochs", epochs=1, seed=1)
+
+        def read() -> None:
+            assert sum(len(batch.steps) for batch in sampler.batches(BATCH)) == steps
+
+        return timed(read)
+
+    def sequential() -> float:
+        def read() -> None:
+            assert sum(len(pq.read_table(path, use_threads=False)) for path in step_files(lake)) == steps
+
+        return timed(read)
+
+    found = in_turns({OURS: shuffled, "sequential scan": sequential}, repeats, warm_up=False)
+    return [
+        Result(
+            f"a full epoch of {corpus.episodes} episodes",
+            name,
+            median(seconds),
+            time_goal=0.7 if name != OURS else None,
+            note="shuffled, in batches of 256, two read ahead" if name == OURS else "pyarrow, a file after the other",
+        )
+        for name, seconds in found.items()
+    ]
+
+
+# -- a million episodes --------------------------------------------------------------------------------------------
+
+
+def _million(folder: Path, episodes: int, repeats: int) -> list[Result]:
+    make_index(folder, episodes)
+    opened = [alone(f"{_HERE}:by_opening", lake=str(folder / "lake")) for _ in range(repeats)]
+    contenders: dict[str, Callable[[], Alone]] = {
+        OURS: lambda: alone(f"{_HERE}:by_sampler", lake=str(folder / "lake")),
+        "numpy, cumulative sum": lambda: alone(f"{_HERE}:by_cumulative_sum", episodes=episodes),
+    }
+    if importlib.util.find_spec("cpprb"):
+        contenders["cpprb"] = lambda: alone(f"{_HERE}:by_cpprb", episodes=episodes)
+    found = in_turns(contenders, repeats, warm_up=False)
+    notes = {
+        OURS: "sum tree; ids, importance weights and counts included; a function of seed and position",
+        "numpy, cumulative sum": "indexes alone; each change of a priority costs the whole sum again",
+        "cpprb": "C++ segment tree; indexes and importance weights",
+    }
+    first = Result(
+        f"open the index of {episodes:,} episodes for prioritized draws",
+        OURS,
+        median(each.seconds for each in opened),
+        memory=max(each.memory for each in opened),
+        note="snapshot, filter, sort, sum tree; local folder; goal: at most 2 s",
+    )
+    return [first] + [
+        Result(
+            f"{DRAWS:,} prioritized draws of {episodes:,} episodes, {_AT_ONCE} at a time",
+            name,
+            median(each.value for each in runs),
+            note=notes[name],
+        )
+        for name, runs in found.items()
+    ]
+
+
+def make_index(folder: Path, episodes: int) -> None:
+    """A lake of `episodes` rows in `episodes`, and no steps."""
+    store = open_store(trajlake.create(folder / "lake").uri)
+    rng = np.random.default_rng(0)
+    files = []
+    for start in range(0, episodes, 125_000):
+        count = min(125_000, episodes - start)
+        task = rng.integers(0, 5_000, count)
+        columns: dict[str, Any] = {
+            "episode_id": [rng.bytes(16).hex() for _ in range(count)],
+            "attempt": np.zeros(count, np.int32),
+            "run_id": ["run"] * count,
+            "worker_id": ["w"] * count,
+            "epoch": np.zeros(count, np.int32),
+            "task_id": [f"task/{number}" for number in task],
+            "group_id": [f"group/{number}" for number in task],
+            "domain": [("airline", "retail", "telecom")[number % 3] for number in task],
+            "policy_version": [str(number) for number in rng.integers(0, 100, count)],
+            "reward": rng.random(count),
+            "success": rng.random(count) > 0.5,
+            "n_steps": rng.integers(1, 60, count).astype(np.int32),
+            "n_tool_calls": np.zeros(count, np.int32),
+            "n_tool_errors": np.zeros(count, np.int32),
+            "content_hash": [rng.bytes(16).hex() for _ in range(count)],
+        }
+        arrays = [
+            pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
+            for field in EPISODES.arrow
+        ]
+        files.append(put_episodes(store, "bench", pa.Table.from_arrays(arrays, schema=EPISODES.arrow)))
+    commit(store, "episodes", "bench", 1, lambda table: Change(files))
+
+
+def by_opening(lake: str) -> Callable[[], int]:
+    import trajlake
+
+    return lambda: len(trajlake.connect(lake).snapshot().sampler("prioritized"))
+
+
+def by_sampler(lake: str) -> Callable[[], float]:
+    sampler = trajlake.connect(lake).snapshot().sampler("prioritized")
+    return lambda: _seconds(lambda: sampler.draw(_AT_ONCE))
+
+
+def by_cumulative_sum(episodes: int) -> Callable[[], float]:
+    rng = np.random.default_rng(0)
+    ends = np.cumsum(rng.random(episodes) ** 0.6)
+    return lambda: _seconds(lambda: np.searchsorted(ends, rng.random(_AT_ONCE) * ends[-1]))
+
+
+def by_cpprb(episodes: int) -> Callable[[], float]:
+    import cpprb
+
+    buffer = cpprb.PrioritizedReplayBuffer(episodes, {"item": {"dtype": np.int64}}, alpha=0.6)
+    rng = np.random.default_rng(0)
+    for start in range(0, episodes, 10_000):
+        count = min(10_000, episodes - start)
+        buffer.add(item=np.arange(start, start + count), priorities=rng.random(count))
+    return lambda: _seconds(lambda: buffer.sample(_AT_ONCE, beta=0.4))
+
+
+def _seconds(draw: Callable[[], Any]) -> float:
+    """Of DRAWS draws."""
+    draw()
+    began = time.perf_counter()
+    for _ in range(DRAWS // _AT_ONCE):
+        draw()
+    return (time.perf_counter() - began) * DRAWS / (DRAWS // _AT_ONCE * _AT_ONCE)
