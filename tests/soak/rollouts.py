@@ -20,8 +20,8 @@ from trajlake.ingest.writer import Writer
 from trajlake.lake import Lake
 from trajlake.storage import ObjectStore
 
-THREADS = 3
-WORKERS = 2
+THREADS = 2
+WORKERS = 4
 
 
 def work(store: ObjectStore, spool: Path, worker: str, name: str, choices: dict[str, Any], acks: Path) -> None:
@@ -73,24 +73,29 @@ def kill_workers(store: ObjectStore, folder: Path, kills: int, *, seed: int) -> 
     draw = random.Random(seed)
     choices = [{}, {"durability": "spool"}, {"durability": "memory"}, {"durability": "spool", "on_full": "block"}]
 
-    def start(number: int) -> Any:
+    def start(number: int) -> tuple[Any, Path]:
         how = choices[number % len(choices)]
         # What `memory` acknowledges does not survive a kill: such a worker only disturbs the others.
-        acks = folder / ("none" if how.get("durability") == "memory" else f"acks-{number}")
+        acks = folder / f"{'ignored' if how.get('durability') == 'memory' else 'acks'}-{number}"
         arguments = (store, folder / "spool", f"w{number % WORKERS}", f"k{number:03d}", how, acks)
         process = context.Process(target=work, args=arguments, daemon=True)
         process.start()
-        return process
+        return process, acks
 
-    running = [(start(number), time.monotonic()) for number in range(min(WORKERS, kills))]
+    running = [start(number) for number in range(min(WORKERS, kills))]
     for number in range(kills):
-        process, began = running.pop(0)
-        # From before the first event to well into steady work.
-        time.sleep(max(0.0, began + draw.uniform(0.1, 2.5) - time.monotonic()))
+        process, acks = running.pop(0)
+        # One of five dies at its start, the others while work goes on: from their first promise on.
+        at_start = draw.random() < 0.2
+        deadline = time.monotonic() + 120
+        while not (acks.exists() and (at_start or acks.stat().st_size)) and time.monotonic() < deadline:
+            assert process.is_alive(), "a worker ended by itself"
+            time.sleep(0.01)
+        time.sleep(draw.random() * (0.2 if at_start else 1.0))
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         if number + WORKERS < kills:
-            running.append((start(number + WORKERS), time.monotonic()))
+            running.append(start(number + WORKERS))
     ended: dict[str, int] = {}
     unfinished: dict[str, int] = {}
     for file in folder.glob("acks-*"):
@@ -121,7 +126,7 @@ def check_promises(lake: Lake, spool: Path, killed: Killed) -> Figures:
 
     found = recover(lake.store, spool)
     assert (found.stopped, found.unreadable) == ("", ())
-    assert not list(spool.iterdir())
+    assert not [*spool.glob("*/*.arrow"), *spool.glob("*/*.open")]
     report = compact(lake, stale_after=0)
     assert report.quarantined_segments == 0
     assert report.events == (

@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -29,6 +30,7 @@ from trajlake.errors import UsageError
 from trajlake.ingest.segment import EVENT_SCHEMA, decode_spool, stream_options
 
 _EPOCH_BYTES = 20
+_STILLBORN_SECONDS = 600.0  # far longer than it takes to begin
 _HEADER_BYTES = EVENT_SCHEMA.serialize().size
 
 
@@ -288,6 +290,7 @@ def abandoned(spool: Path, lake: str | None = None) -> Iterator[SpoolFolder]:
         return
     for path in sorted(spool.iterdir()):
         if not (path / "meta.json").is_file():
+            _remove_stillborn(path)
             continue
         folder = SpoolFolder.adopt(path)
         if folder is None:
@@ -296,6 +299,15 @@ def abandoned(spool: Path, lake: str | None = None) -> Iterator[SpoolFolder]:
             folder.release(remove=False)
             continue
         yield folder
+
+
+def _remove_stillborn(path: Path) -> None:
+    """Remove the folder of a writer that was killed before it could record anything."""
+    with suppress(OSError):
+        is_ours = {file.name for file in path.iterdir()} <= {"lock", "epoch", "meta.new"}
+        if is_ours and time.time() - path.stat().st_mtime > _STILLBORN_SECONDS and (lock := _try_lock(path)):
+            shutil.rmtree(path, ignore_errors=True)
+            lock.close()
 
 
 def sync_folder(path: Path) -> None:
