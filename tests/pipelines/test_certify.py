@@ -12,6 +12,8 @@ import trajlake.formats.tau_bench
 from trajlake.formats import format_named
 from trajlake_pipelines.certify import Certificate, certify
 
+pytestmark = pytest.mark.beam
+
 ROW = {
     "task_id": 17,
     "reward": 1,
