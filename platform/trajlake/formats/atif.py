@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import numpy as np
@@ -36,6 +37,18 @@ _TOTALS = {
     "total_cached_tokens": "cached_tokens", "total_cost_usd": "cost_usd",
 }  # fmt: skip
 _PROMPT_IDS = "prompt_token_ids"
+_ROOT = frozenset(
+    {
+        *("schema_version", "session_id", "trajectory_id", "agent", "notes", "final_metrics", "extra"),
+        *("continued_trajectory_ref", "subagent_trajectories"),
+    }
+)
+_STEP = frozenset(
+    {"step_id", "timestamp", "message", "observation", "metrics", "reasoning_effort", "llm_call_count", "extra"}
+    | _COLUMNS.keys()
+)
+_OUTCOME = ("task_id", "reward", "success")
+"""What ATIF has no place for, and others have."""
 _NEWEST = "ATIF-v1.7"
 
 
@@ -169,17 +182,44 @@ def _put_metrics(rest: dict[str, Any], step: dict[str, Any]) -> None:
 
 def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
     episode = trajectory.episode
-    value: dict[str, Any] = {"schema_version": _NEWEST} | episode_extra(trajectory)
+    value: dict[str, Any] = {"schema_version": _NEWEST} | _fitting(episode_extra(trajectory), _ROOT, episode, _OUTCOME)
     agent = {name: episode[column] for name, column in _AGENT.items() if episode[column] is not None}
     value["agent"] = agent | (value["agent"] if isinstance(value.get("agent"), dict) else {})
     for name in ("name", "version"):  # both are required
         value["agent"].setdefault(name, "unknown")
-    value["steps"] = [_given(step, number) for number, step in enumerate(trajectory.steps, 1)]
+    steps: list[dict[str, Any]] = []
+    for step in trajectory.steps:
+        # Elsewhere a tool's answer is a step of its own; here it stands with the call.
+        if step["source"] == "tool" and (caller := _caller(step, steps)) is not None:
+            caller.setdefault("observation", {}).setdefault("results", []).extend(_results(step, {}))
+        else:
+            steps.append(_given(step, len(steps) + 1))
+    value["steps"] = steps
     return value
 
 
+def _fitting(extra: dict[str, Any], known: frozenset[str], row: Mapping[str, Any], columns: Sequence[str]) -> Any:
+    """What is kept of an object, of which only keys that ATIF knows may stand in it: the others, and columns that it
+    has no place for, go to its own `extra`."""
+    more = {name: extra.pop(name) for name in list(extra) if name not in known}
+    more |= {name: row[name] for name in columns if row[name] is not None}
+    if more:
+        extra["extra"] = more | (extra["extra"] if isinstance(extra.get("extra"), dict) else {})
+    return extra
+
+
+def _caller(step: Mapping[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any] | None:
+    ids = {result["call_id"] for result in step["tool_results"] or ()}
+    for given in reversed(steps):
+        if given["source"] == "agent":
+            return given if ids and ids <= {call["tool_call_id"] for call in given.get("tool_calls", ())} else None
+    return None
+
+
 def _given(step: Mapping[str, Any], number: int) -> dict[str, Any]:
-    extra = extra_of(step)
+    kept = extra_of(step)
+    more = {name: kept.pop(name) for name in ("tool_calls", "tool_results") if isinstance(kept.get(name), dict)}
+    extra = _fitting(kept, _STEP, step, ("reward",))
     source = _SOURCES.get(step["source"], "system")
     given: dict[str, Any] = {"step_id": number, "source": source, "message": step["message"] or ""}
     if step["content_parts"] is not None:
@@ -187,21 +227,17 @@ def _given(step: Mapping[str, Any], number: int) -> dict[str, Any]:
     for name, column in _COLUMNS.items():
         if step[column] is not None:
             given[name] = step[column].isoformat().replace("+00:00", "Z") if name == "timestamp" else step[column]
-    more = {name: extra.pop(name) for name in ("tool_calls", "tool_results") if isinstance(extra.get(name), dict)}
     if step["tool_calls"] is not None:
         given["tool_calls"] = [
-            {"tool_call_id": call["id"], "function_name": call["name"], "arguments": arguments(call)}
+            {"tool_call_id": call["id"], "function_name": call["name"], "arguments": _arguments(call)}
             | more.get("tool_calls", {}).get(str(position), {}).get("rest", {})
             for position, call in enumerate(step["tool_calls"])
         ]
     given |= extra
     if step["tool_results"] is not None:
-        results = [
-            _result(result, more.get("tool_results", {}).get(str(position), {}))
-            for position, result in enumerate(step["tool_results"])
-        ]
         observation = extra.get("observation")
-        given["observation"] = {"results": results} | (observation if isinstance(observation, dict) else {})
+        results = {"results": _results(step, more.get("tool_results", {}))}
+        given["observation"] = results | (observation if isinstance(observation, dict) else {})
     metrics: dict[str, Any] = {name: step[column] for name, column in _METRICS.items() if step[column] is not None}
     for tensor in step["tensors"] or ():
         if tensor["name"] == _PROMPT_IDS:
@@ -209,6 +245,20 @@ def _given(step: Mapping[str, Any], number: int) -> dict[str, Any]:
     if metrics and source == "agent":
         given["metrics"] = metrics | (extra["metrics"] if isinstance(extra.get("metrics"), dict) else {})
     return given
+
+
+def _arguments(call: Mapping[str, Any]) -> Any:
+    """As an object, also where they came as the text of one."""
+    given = arguments(call)
+    if isinstance(given, str):
+        with suppress(ValueError):
+            value = json.loads(given)
+            return value if isinstance(value, dict) else given
+    return {} if given is None else given
+
+
+def _results(step: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [_result(result, kept.get(str(position), {})) for position, result in enumerate(step["tool_results"])]
 
 
 def _result(result: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:

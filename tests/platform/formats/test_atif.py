@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.platform.formats.mutation import check, mutations
 
-from trajlake.formats import format_named
+from trajlake.formats import Record, format_named, open_source
+from trajlake.formats.rebuild import stored
 
 pytestmark = pytest.mark.unit
 
@@ -126,6 +127,28 @@ def test_a_trajectory_comes_out_as_it_went_in_with_little_help(put: Any) -> None
     [record] = check(format_named("atif"), put(TRAJECTORY))
     paths = [path for path, *_ in record.source.get("patch", [])]
     assert [path[-1] for path in paths if "logprobs" not in path] == ["timestamp", "source_call_id"]
+
+
+def test_episodes_from_elsewhere_become_trajectories_of_atif(put: Any) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"x": 1}'}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "a cat", "tool_call_id": "c", "name": "look"},
+        {"role": "tool", "content": "stray", "tool_call_id": "d"},
+    ]
+    [record] = format_named("openai-chat").read(open_source(put([{"messages": messages, "task_id": 5, "reward": 1}])))
+    assert isinstance(record, Record)
+    write = format_named("atif").write
+    assert write is not None
+    trajectory = json.loads(b"".join(write([stored(record)])))
+    assert trajectory["agent"] == {"name": "unknown", "version": "unknown"}
+    assert trajectory["extra"] == {"task_id": 5, "reward": 1.0}
+    system, agent, stray = trajectory["steps"]
+    assert system == {"step_id": 1, "source": "system", "message": "Be brief."}
+    assert agent["tool_calls"] == [{"tool_call_id": "c", "function_name": "look", "arguments": {"x": 1}}]
+    assert agent["observation"] == {"results": [{"source_call_id": "c", "content": "a cat"}]}
+    assert (stray["step_id"], stray["source"]) == (3, "system")
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
