@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def test_episodes_from_elsewhere_become_trajectories_of_atif(put: Any) -> None:
     assert isinstance(record, Record)
     write = format_named("atif").write
     assert write is not None
-    trajectory = json.loads(b"".join(write([stored(record)])))
+    trajectory = json.loads(b"".join(write([stored(replace(record, source={}))])))
     assert trajectory["agent"] == {"name": "unknown", "version": "unknown"}
     assert trajectory["extra"] == {"task_id": 5, "reward": 1.0}
     system, agent, stray = trajectory["steps"]
