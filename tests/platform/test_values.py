@@ -1,5 +1,6 @@
 """What a rollout gives to `step()` comes back equal from a segment, whatever it is."""
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -236,3 +237,65 @@ def test_the_name_of_a_segment_can_be_taken_apart(name, epoch, number):
 def test_a_key_that_no_writer_made_is_refused(key):
     with pytest.raises(SegmentUnreadable, match="not the name of a segment"):
         SegmentName.parse(key)
+
+
+@st.composite
+def episodes(draw):
+    """What may be said of an episode at its begin, in its steps, and at its end."""
+    names = st.text(st.characters(codec=None), min_size=1, max_size=8)
+    begin = {
+        "task_id": draw(st.none() | st.integers(0, 2**63 - 1) | TEXT),
+        "policy_version": draw(st.none() | st.integers(-5, 5) | TEXT),
+        "seed": draw(st.none() | st.integers(-(2**63), 2**63 - 1)),
+        "task_family": draw(st.none() | TEXT),
+        "tags": draw(st.none() | st.dictionaries(names, TEXT, max_size=2)),
+    }
+    array = hnp.arrays(st.sampled_from(DTYPES), hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=2))
+    each = draw(st.lists(st.tuples(steps(), st.none() | st.dictionaries(names, array, max_size=2)), max_size=4))
+    end = {
+        "reward": draw(st.none() | REAL),
+        "success": draw(st.none() | st.booleans()),
+        "terminated": draw(st.none() | st.booleans()),
+        "stop_reason": draw(st.none() | TEXT),
+        "rewards": draw(st.none() | st.just([]) | st.lists(st.fixed_dictionaries({"name": names, "value": REAL}))),
+    }
+    said = [{**step, **({} if tensors is None else {"tensors": tensors})} for step, tensors in each]
+    return tuple({key: value for key, value in part.items() if value is not None} for part in (begin, end)), said
+
+
+@settings(max_examples=5, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate])
+@given(st.lists(episodes(), min_size=1, max_size=3))
+def test_any_episode_comes_back_equal_through_writer_and_compaction(given_episodes):
+    import tempfile
+
+    import trajlake
+    from trajlake_pipelines.compact import compact
+
+    with tempfile.TemporaryDirectory() as folder:
+        lake = trajlake.create(f"{folder}/lake")
+        with lake.writer("run", "w", spool=f"{folder}/spool") as writer:
+            for number, ((begin, end), each) in enumerate(given_episodes):
+                with writer.episode(episode_id=f"e{number}", **begin) as episode:
+                    for step in each:
+                        episode.step(**step)
+                    episode.end(**end)
+        compact(lake)
+        snapshot = lake.snapshot()
+        for number, ((begin, end), each) in enumerate(given_episodes):
+            found = snapshot.episode(f"e{number}")
+            for name, value in {**begin, **end}.items():
+                if name == "rewards":
+                    assert [one["name"] for one in found.episode[name]] == [one["name"] for one in value]
+                    assert same([one["value"] for one in found.episode[name]], [one["value"] for one in value])
+                else:
+                    assert same(value, found.episode[name]), name
+            assert len(found.steps) == len(each)
+            for index, step in enumerate(each):
+                for name, value in step.items():
+                    if name == "tensors":
+                        for key, array in value.items():
+                            stored = found.tensor(index, key)
+                            assert (stored.dtype, stored.shape) == (array.dtype.newbyteorder("<"), array.shape)
+                            assert stored.tobytes() == array.astype(stored.dtype).tobytes()
+                    elif name not in {"tool_calls", "tool_results"}:  # as in the test of steps above
+                        assert same(value, found.steps[index][name]), name

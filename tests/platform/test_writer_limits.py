@@ -329,3 +329,17 @@ def test_the_status_of_a_spool_says_who_writes_and_what_waits(outage, lake, tmp_
 def test_choices_that_do_not_exist_are_refused(lake, choices, reason):
     with pytest.raises(UsageError, match=reason):
         lake.writer("run", **choices)
+
+
+def test_the_folder_of_a_writer_that_was_killed_at_its_birth_goes_away(lake, tmp_path):
+    import os
+
+    young, old, foreign = (tmp_path / "spool" / name for name in ("young", "old", "foreign"))
+    for folder in (young, old, foreign):
+        folder.mkdir(parents=True)
+        (folder / "lock").touch()
+    (foreign / "notes.txt").touch()
+    for folder in (old, foreign):
+        os.utime(folder, (0, 0))
+    recover(lake.store, tmp_path / "spool")
+    assert (young.exists(), old.exists(), foreign.exists()) == (True, False, True)
