@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from trajlake.errors import EpisodeMissing, UsageError
 from trajlake.lake import Lake
+from trajlake.read.lineage import _META as META
+from trajlake.read.lineage import LINEAGE
 from trajlake_pipelines import retract_job
 from trajlake_pipelines.compact import compact
 from trajlake_pipelines.job import carry_out_own
@@ -20,24 +25,25 @@ from trajlake_pipelines.tombstones import tombstones_among
 
 
 @dataclass(frozen=True)
-class ExportHit:
-    """An export that holds retracted episodes: its folder, the shard, and how many."""
+class UsedBy:
+    """An export or a sample that holds retracted episodes: where it was written, in which part, and how many."""
 
-    folder: str
-    shard: str
+    kind: str
+    name: str
+    part: str | None
     episodes: int
 
 
 @dataclass(frozen=True)
 class RetractReport:
     """`objects` were removed (or would be, in a dry run), `bytes` together; `waiting` segments hold other episodes that
-    have not ended, so repeat it later; `exports` hold some of the episodes."""
+    have not ended, so repeat it later; `used_by` are exports and samples that hold some of the episodes."""
 
     episodes: int
     objects: int
     bytes: int
     waiting: list[str]
-    exports: list[ExportHit]
+    used_by: list[UsedBy]
     dry_run: bool
 
 
@@ -51,7 +57,8 @@ def retract(
     dry_run: bool = False,
 ) -> RetractReport:
     """Remove episodes, by id or by a condition on `episodes`, from the tables, from every older version of them and
-    from what landed. `exports` are folders of exports that are looked through; they are not changed.
+    from what landed. Says which registered samples and exports used them; `exports` are folders of exports that are
+    looked through beside those. None of them is changed.
 
     Cannot be undone; older snapshots that held one of the episodes can no longer be read where it was. What landed is
     compacted first. Raises EpisodeMissing for an id that the lake does not have, UsageError, QueryError.
@@ -69,14 +76,15 @@ def retract(
     unknown = missing - set(tombstones_among(lake.store, sorted(missing)))
     if unknown:
         raise EpisodeMissing(f"no episode {min(unknown)} in {lake.uri}; nothing was retracted")
-    hits = [hit for folder in exports for hit in _hits(Path(folder), chosen)]
+    found = [*_registered(lake, chosen), *(hit for folder in exports for hit in _hits(Path(folder), chosen))]
+    used_by = list({(hit.kind, hit.name, hit.part): hit for hit in found}.values())
     if chosen and not dry_run:
         carry_out_own(lake.store, _once(chosen, reason), Runner())
     doomed, waiting = retract_job.objects_that_hold(lake.store, chosen, also_active=dry_run)
     if not dry_run:
         for info in doomed:
             lake.store.delete(info.key)
-    return RetractReport(len(chosen), len(doomed), sum(info.size for info in doomed), waiting, hits, dry_run)
+    return RetractReport(len(chosen), len(doomed), sum(info.size for info in doomed), waiting, used_by, dry_run)
 
 
 def _once(chosen: set[str], reason: str) -> Make:
@@ -96,7 +104,21 @@ def _existing(lake: Lake, ids: list[str]) -> list[str]:
     return found["episode_id"].to_list()
 
 
-def _hits(folder: Path, episodes: set[str]) -> Iterable[ExportHit]:
+def _registered(lake: Lake, episodes: set[str]) -> Iterable[UsedBy]:
+    """Parts of registered samples and exports that used one of `episodes`."""
+    for info in lake.store.list(f"{LINEAGE}/"):
+        if not info.key.endswith(".parquet"):
+            continue
+        rows = pq.read_table(pa.BufferReader(lake.store.get(info.key)))
+        about = json.loads(rows.schema.metadata[META])
+        held: dict[str | None, set[str]] = {}
+        for row in rows.filter(pc.is_in(rows["episode_id"], pa.array(sorted(episodes), pa.string()))).to_pylist():
+            held.setdefault(row["part"], set()).add(row["episode_id"])
+        for part, ids in held.items():
+            yield UsedBy(about["kind"], about["name"], part, len(ids))
+
+
+def _hits(folder: Path, episodes: set[str]) -> Iterable[UsedBy]:
     """Shards of an export that hold one of `episodes`. Raises UsageError where the folder is no export."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
@@ -106,7 +128,7 @@ def _hits(folder: Path, episodes: set[str]) -> Iterable[ExportHit]:
     for name in names:
         held = episodes.intersection(_ids_in(folder / name))
         if held:
-            yield ExportHit(str(folder), name, len(held))
+            yield UsedBy("export", str(folder.absolute()), name, len(held))
 
 
 def _ids_in(shard: Path) -> Iterable[str]:

@@ -90,7 +90,9 @@ def test_a_segment_that_others_need_is_named_and_goes_later(lake):
 def test_exports_that_hold_one_are_named(lake, tmp_path, format):
     lake.snapshot().export(tmp_path / "out", format=format, shards=2)
     report = retract(lake, ["e0003"], reason="x", exports=[tmp_path / "out"], dry_run=True)
-    assert [(hit.folder, hit.episodes) for hit in report.exports] == [(str(tmp_path / "out"), 1)]
+    assert [(hit.kind, hit.name, hit.episodes) for hit in report.used_by] == [("export", str(tmp_path / "out"), 1)]
+    known = retract(lake, ["e0003"], reason="x", dry_run=True).used_by  # it was registered when it was made
+    assert [(hit.name, hit.episodes) for hit in known] == [(str(tmp_path / "out"), 1)]
     with pytest.raises(UsageError, match="is not an export"):
         retract(lake, ["e0003"], reason="x", exports=[tmp_path], dry_run=True)
 

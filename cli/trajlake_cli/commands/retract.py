@@ -21,7 +21,7 @@ from trajlake_cli.session import Session, pass_session
     "exports",
     multiple=True,
     type=click.Path(exists=True, file_okay=False),
-    help="A folder of an export to look through for these episodes. May be given several times.",
+    help="A folder of an export to look through, beside those that the lake knows of. May be given several times.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -55,12 +55,13 @@ def command(
         click.confirm(f"Remove {first.episodes:,} episodes for good?", abort=True, err=True)
     done = retract(lake, episode_ids, where=where, reason=reason, exports=exports, dry_run=dry_run)
     if output.is_table:
-        output.rows([asdict(hit) for hit in done.exports], ["folder", "shard", "episodes"])
+        output.rows([asdict(hit) for hit in done.used_by], ["kind", "name", "part", "episodes"])
     else:
         output.rows([asdict(done)], list(asdict(done)))
     verb = "would be removed" if dry_run else "removed"
     say(f"{done.episodes:,} episodes and {done.objects:,} objects that held them ({done.bytes:,} bytes) {verb}")
-    if done.exports:
-        say(f"{len({hit.folder for hit in done.exports}):,} exports hold some of them; they were not changed")
+    if done.used_by:
+        users = len({(hit.kind, hit.name) for hit in done.used_by})
+        say(f"{users:,} exports and samples hold some of them; they were not changed")
     if done.waiting:
         say(f"{len(done.waiting):,} segments also hold episodes that have not ended: run this again when they have")

@@ -1,0 +1,71 @@
+"""The commands that keep a lake, as a person calls them."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from tests.pipelines.landed import land
+from tests.rollouts import record
+
+import trajlake
+from trajlake_cli.main import cli
+from trajlake_pipelines.compact import compact
+
+pytestmark = pytest.mark.beam
+
+
+@pytest.fixture
+def lake(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    for part in range(2):
+        record(lake, range(part * 3, part * 3 + 3), worker=f"w{part}")
+        compact(lake)
+    return lake
+
+
+def run(lake, *arguments, code=0, input=None):
+    result = CliRunner().invoke(cli, ["--lake", lake.uri, *arguments], input=input)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_optimize_says_what_became_of_the_files(lake):
+    assert "2 files of steps became 1" in run(lake, "optimize").stdout
+    assert "nothing to merge: 1 files" in run(lake, "optimize").stdout
+    assert json.loads(run(lake, "optimize", "-o", "json").stdout)[0]["files_after"] == 1
+
+
+def test_dedupe_counts(lake):
+    assert "0 of 6 episodes repeat another one" in run(lake, "dedupe").stdout
+    row = json.loads(run(lake, "dedupe", "--depth", "near", "--threshold", "0.1", "-o", "json").stdout)[0]
+    assert row["depth"] == "near"
+    run(lake, "dedupe", "--threshold", "0", code=2)
+
+
+def test_segments_lists_says_why_and_tries_again(lake, tmp_path):
+    land(lake.store, [0], worker="good")
+    (tmp_path / "lake/landing/run/good/000000/00000001.arrow").write_bytes(b"no")
+    assert "segments --quarantined" in run(lake, "compact").stderr
+    rows = json.loads(run(lake, "segments", "-o", "json").stdout)
+    assert sorted(row["state"] for row in rows) == ["consumed"] * 3 + ["quarantined"]
+    (bad,) = json.loads(run(lake, "segments", "--quarantined", "-o", "json").stdout)
+    assert "not an Arrow stream" in bad["reason"]
+    assert "1 segments are tried again" in run(lake, "segments", "--retry").stderr
+    assert json.loads(run(lake, "segments", "--quarantined", "-o", "json").stdout) == []
+
+
+def test_retract_asks_first(lake):
+    result = run(lake, "retract", "e0001", "--reason", "licence", code=1, input="n\n")
+    assert "Remove 1 episodes for good?" in result.stderr
+    assert len(lake.snapshot().episodes.collect()) == 6
+    assert "1 episodes and" in run(lake, "retract", "e0001", "--reason", "licence", "--yes").stderr
+    assert len(lake.snapshot().episodes.collect()) == 5
+    assert "no episode e0001x" in run(lake, "retract", "e0001x", "--reason", "x", "--yes", code=1).stderr
+
+
+def test_options_of_beam_stand_behind_two_dashes(lake):
+    record(lake, [50], worker="w9")
+    assert "1 episode added" in run(lake, "compact", "--", "--direct_runner_bundle_repeat=2").stdout
+    assert "options for Beam look like" in run(lake, "compact", "what", code=2).stderr
+    assert "needs the address of its job server" in run(lake, "compact", "--runner", "flink", code=1).stderr
+    assert "--metrics-port is for --watch" in run(lake, "compact", "--metrics-port", "1", code=2).stderr
