@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import trajlake
 from trajlake.errors import TrajlakeError, UsageError
 from trajlake_pipelines import plan as plan_module
 from trajlake_pipelines.compact import compact
-from trajlake_pipelines.runners import Runner, find_prism
+from trajlake_pipelines.runners import Runner, find_prism, prism_server
 
 needs_prism = [
     pytest.mark.prism,
@@ -194,3 +195,39 @@ def test_neither_plan_nor_pipeline_nor_log_holds_the_secret(s3_uri, s3_server, m
     assert not any(secret in proto for proto in protos)
     assert not any(secret in lake.store.get(info.key) for info in lake.store.list("jobs/"))
     assert secret.decode() not in caplog.text
+
+
+@pytest.fixture
+def worker_pool():
+    """Beam's pool of external workers, as it stands beside a Flink task manager; its environment is its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = {"PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]}  # it starts `python` from there
+    command = [sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main", f"--service_port={port}"]
+    pool = subprocess.Popen(
+        command, env=os.environ | path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            break
+        except OSError:
+            assert pool.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    yield f"EXTERNAL:localhost:{port}"
+    os.killpg(pool.pid, signal.SIGKILL)
+    pool.wait()
+
+
+@pytest.mark.beam
+@pytest.mark.prism
+@pytest.mark.skipif(find_prism() is None, reason="Prism is not built: `make prism` (needs Go)")
+def test_prism_with_workers_that_another_process_starts(tmp_path, expected, several_units, worker_pool):
+    lake = same_landing(tmp_path / "lake", expected)
+    with prism_server() as endpoint:
+        compact(lake, runner=Runner("prism", job_endpoint=endpoint, environment=worker_pool))
+    assert_sound(lake)
+    assert_same_rows(lake, expected)
