@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from trajlake.errors import UsageError
+from trajlake.errors import FormatError, UsageError
 from trajlake.ingest.episode import Episode
 from trajlake.read.trajectory import Trajectory, restored
 from trajlake_schemas import EPISODES, STEPS
@@ -119,11 +119,16 @@ def missing(value: Any, record: Record, rebuild: Callable[[Trajectory], Any]) ->
 
 
 def rebuilt(trajectory: Trajectory, rebuild: Callable[[Trajectory], Any]) -> Any:
-    """The source's value, with the patch that the import found necessary."""
+    """The source's value, with the patch that the import found necessary. Raises FormatError where that does not fit,
+    because the episode was changed after its import."""
     kept = source_row(trajectory.episode)
     if added := kept.get("added"):
         trajectory = replace(trajectory, episode={**trajectory.episode, **dict.fromkeys(added)})
-    return patched(rebuild(trajectory), kept.get("patch") or [])
+    try:
+        return patched(rebuild(trajectory), kept.get("patch") or [])
+    except (LookupError, TypeError) as error:
+        name = trajectory.episode["episode_id"]
+        raise FormatError(f"episode {name} is not as it was imported, so its source cannot be made again") from error
 
 
 def same(one: Any, other: Any) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.platform.formats.mutation import check, check_real_file, withstand
 
-from trajlake.errors import UsageError
+from trajlake.errors import FormatError, UsageError
 from trajlake.formats import Record, format_named, open_source
 from trajlake.formats.json_rows import Layout
 from trajlake.formats.openai_chat import FORMAT as CHAT
@@ -95,6 +95,17 @@ def test_columns_that_the_caller_of_an_import_filled_are_not_the_files(put: Any)
     begin: Any = {**record.begin, "policy_name": "p", "extra": {"source_row": {"row": 1, "added": ["policy_name"]}}}
     found = stored(Record("row 1", begin, record.steps))
     assert same(rebuilt(found, lambda one: {"policy": one.episode["policy_name"]}), {"policy": None})
+
+
+@pytest.mark.unit
+def test_an_episode_that_was_changed_after_its_import_says_so(put: Any) -> None:
+    [record] = TAU.read(open_source(put([{**TAU_ROW, "traj": [{"role": "user", "content": "x", "name": None}] * 2}])))
+    assert isinstance(record, Record)
+    patch = [[["traj", 5, "name"], None]]
+    begin: Any = {**record.begin, "extra": {"source_row": {"row": 1, "patch": patch}}}
+    assert TAU.write is not None
+    with pytest.raises(FormatError, match="not as it was imported"):
+        list(TAU.write([stored(Record("row 1", begin, record.steps))]))
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, "]"]}'}}

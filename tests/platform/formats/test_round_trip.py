@@ -38,7 +38,7 @@ def comparable(step: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.unit
 def test_every_column_of_a_step_comes_in_again(put: Any, run_import: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[dict[str, Any]] = [
+    steps: Any = [
         {"source": "system", "message": "be\ud800", "extra": {"role": "developer"}},
         {
             "source": "user",
