@@ -103,6 +103,8 @@ def _record(value: Any, key: str) -> Record:
         raise FormatError("not an object: a row of OpenHands' output has history, metadata, test_result, …")
     rest = dict(value)
     history = rest.pop("history", None)
+    if history is None and text_or_none(rest.get("error")):
+        history = []  # the evaluation failed before the agent did anything
     if not isinstance(history, list):
         raise FormatError("has no `history`, the list of its events")
     source: dict[str, Any] = {}

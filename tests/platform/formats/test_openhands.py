@@ -244,6 +244,9 @@ def test_an_error_is_a_failed_episode(put: Any) -> None:
     end = record(put, output(error="RuntimeError: Agent reached maximum iteration")).end
     assert (end["status"], end["failure_stage"]) == ("failed", "budget")
     assert end["failure_detail"] == "RuntimeError: Agent reached maximum iteration"
+    path = put([output(), output(history=None, error="the image could not be pulled")])
+    _, failed = check(FORMAT, path)
+    assert (failed.steps, failed.end["status"]) == ([], "failed")
 
 
 @pytest.mark.unit
