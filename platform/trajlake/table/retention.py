@@ -54,7 +54,8 @@ def vacuum(
             f"give at least {LEAST_HOURS:g}, or force it while nothing else uses the lake"
         )
     lake.check()
-    files = [*_left_tables(lake, older_than_hours, dry_run), *_consumed(lake, older_than_hours)]
+    finished = open_table(lake.store, "segments").transaction_version("compact") or 0
+    files = [*_left_tables(lake, older_than_hours, finished), *_consumed(lake, older_than_hours)]
     files += _signatures(lake, {file.key for file in files})
     if not dry_run:
         for file in files:
@@ -62,7 +63,9 @@ def vacuum(
     return VacuumReport(files, dry_run)
 
 
-def _left_tables(lake: Lake, hours: float, dry_run: bool) -> list[VacuumedFile]:
+def _left_tables(lake: Lake, hours: float, finished: int) -> list[VacuumedFile]:
+    """Files that no version within the retention needs. Those of a plan that is not finished are no part of a table
+    yet, but whoever goes on with it commits them, even a month after it was left: they are spared."""
     found = []
     for name in TABLES:
         sizes = {info.key: info.size for info in lake.store.list(f"{name}/")}
@@ -70,15 +73,25 @@ def _left_tables(lake: Lake, hours: float, dry_run: bool) -> list[VacuumedFile]:
         with delta_errors(lake.store, name):
             paths = open_table(lake.store, name).vacuum(
                 retention_hours=math.ceil(hours),
-                dry_run=dry_run,
+                dry_run=True,  # deltalake could not spare any
                 enforce_retention_duration=False,
                 full=True,
                 post_commithook_properties=PostCommitHookProperties(create_checkpoint=False),
             )
         # deltalake gives paths below the table, but the whole path of some files that an old version removed.
         keys = [f"{name}/{path.removeprefix(root)}" for path in paths]
-        found += [VacuumedFile(key, sizes.get(key, 0), "no longer part of the table") for key in keys]
+        found += [
+            VacuumedFile(key, sizes[key], "no longer part of the table")
+            for key in keys
+            if key in sizes and _plan_of(key) <= finished  # the log still names what an earlier vacuum took
+        ]
     return found
+
+
+def _plan_of(key: str) -> int:
+    """The number of the plan that wrote a file of a table, 0 where its name does not say."""
+    number = key.rpartition("/")[2].partition("-")[0]
+    return int(number) if number.isdigit() and len(number) == 8 else 0
 
 
 def _signatures(lake: Lake, going: set[str]) -> Iterator[VacuumedFile]:

@@ -1,0 +1,87 @@
+"""A vacuum beside what is going on, and beside what was left half done."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from tests.pipelines.test_crashes import Crash, crash_at
+from tests.rollouts import assert_sound, record, record_episode
+
+import trajlake
+from trajlake.table.retention import vacuum
+from trajlake_pipelines import optimize_job, publish
+from trajlake_pipelines.compact import compact
+from trajlake_pipelines.optimize import optimize
+
+pytestmark = pytest.mark.beam
+
+
+def age(lake, days=30):
+    """Everything was written long ago, as far as the file system knows."""
+    then = time.time() - days * 86400
+    for path in Path(lake.uri).rglob("*"):
+        if path.is_file():
+            os.utime(path, (then, then))
+
+
+@pytest.fixture
+def lake(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    record(lake, range(5))
+    compact(lake)
+    return lake
+
+
+@pytest.mark.parametrize("table", ["steps", "episodes", "segments"])
+def test_a_compaction_that_was_left_for_a_month_is_finished_after_a_vacuum(lake, monkeypatch, table):
+    record(lake, range(5, 10), worker="w2")
+    record(lake, [2], worker="w3", attempt=1, steps=4)
+    with monkeypatch.context() as patch:
+        crash_at(patch, table, "before", module=publish)
+        with pytest.raises(Crash):
+            compact(lake)
+    age(lake)
+    vacuum(lake, older_than_hours=1)
+    compact(lake)
+    assert_sound(lake)
+    assert len(lake.snapshot().episodes.collect()) == 10
+
+
+@pytest.mark.parametrize("table", ["steps", "episodes"])
+def test_so_is_an_optimize(lake, monkeypatch, table):
+    record(lake, range(5, 10), worker="w2")
+    compact(lake)
+    with monkeypatch.context() as patch:
+        crash_at(patch, table, "before", module=optimize_job)
+        with pytest.raises(Crash):
+            optimize(lake)
+    age(lake)
+    vacuum(lake, older_than_hours=1)
+    record(lake, range(10, 12), worker="w4")
+    compact(lake)
+    assert_sound(lake)
+    assert len(lake.snapshot().episodes.collect()) == 12
+
+
+def test_segments_of_episodes_that_have_not_ended_are_spared(lake):
+    with lake.writer(run="run", worker="open") as writer:
+        episode = record_episode(writer, 50, end=False)
+        writer.flush()
+        compact(lake)
+        age(lake)
+        vacuum(lake, older_than_hours=1)
+        episode.end(reward=1.0)
+    compact(lake)
+    assert lake.snapshot().episode("e0050").episode["n_steps"] == 3
+    assert_sound(lake)
+
+
+def test_what_was_replaced_goes(lake):
+    record(lake, [2], worker="w3", attempt=1, steps=4)
+    compact(lake)
+    report = vacuum(lake, older_than_hours=0, force=True)
+    assert {file.key.partition("/")[0] for file in report.files} == {"steps", "episodes", "landing", "jobs"}
+    assert all(file.bytes for file in report.files)
+    assert_sound(lake)
+    assert vacuum(lake, older_than_hours=0, force=True).files == []
