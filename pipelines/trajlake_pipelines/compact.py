@@ -54,14 +54,16 @@ def compact(
     where = Runner(runner) if isinstance(runner, str) else runner
     lake.check()
     reports: list[CompactionReport] = []
-    # After the first compaction a further one is for what arrived meanwhile; two are enough for one call.
-    while len(reports) < 2:
+    # After all that was there a further compaction is for what arrived meanwhile; one such is enough for one call.
+    rounds = 0
+    while rounds < 2:
         plan = load_or_make_plan(lake.store, stale_after=stale_after)
         if plan is None:
             break
         results = carry_out(lake.store, plan, where, on_progress)
         if plan.kind == "compact":
             reports.append(_report(plan, [UnitResult(**result) for result in results]))
+            rounds += not plan.details.get("more", False)
     return _total(reports)
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate, islice
 from typing import Any
 
 import polars as pl
@@ -28,6 +29,7 @@ from trajlake_pipelines.units import Parts, PlannedSegment, Unit, assign_units, 
 
 APPLICATION = "compact"
 UNIT_BYTES = 32 << 20  # of segments (compressed) that one unit reads; it takes about 0.4 GB of memory
+PLAN_BYTES = 4 << 30  # of new segments in one plan: it bounds the driver, which holds its episode rows
 _THREADS = 16
 _NEVER_AGAIN = 2**31 - 1  # no attempt is later
 _DESCRIPTORS_AT_ONCE = 1_024  # in memory before they become columns
@@ -39,7 +41,8 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True)
 class Plan:
     """One change of the tables. `quarantined` maps keys of segments that cannot be planned to the reason; `gone` are
-    epochs of which landing holds nothing any more; `details` is what the kinds other than `compact` need."""
+    epochs of which landing holds nothing any more; `details` is what the kinds other than `compact` need, and `more`
+    where a compaction left new segments for the next."""
 
     number: int
     created_at: float
@@ -143,7 +146,8 @@ def _make_plan(store: ObjectStore, number: int, stale_after: float | None, unit_
         parts.add_waiting(PlannedSegment(path, size, modified_at, again=True), pending)
     if not listing.new and not parts.segments:
         return None
-    broken = _describe(store, listing.new, parts)
+    new = _at_most(listing.new, PLAN_BYTES)
+    broken = _describe(store, new, parts)
     frame = parts.frame()
     known = known_episodes(store, frame["episode_id"])
     known |= dict.fromkeys(tombstones_among(store, frame["episode_id"]), (_NEVER_AGAIN, True))
@@ -156,7 +160,14 @@ def _make_plan(store: ObjectStore, number: int, stale_after: float | None, unit_
         return None
     broken_segments = tuple(planned(info) for info, _ in broken)
     reasons = {info.key: reason for info, reason in broken}
-    return Plan(number, now, tuple(units), reasons, broken_segments, tuple(listing.gone))
+    details = {"more": True} if len(new) < len(listing.new) else {}
+    return Plan(number, now, tuple(units), reasons, broken_segments, tuple(listing.gone), details=details)
+
+
+def _at_most(segments: list[ObjectInfo], limit: int) -> list[ObjectInfo]:
+    """The first segments, of about `limit` bytes: those of one writer stand together, so few episodes are cut."""
+    ends = accumulate(info.size for info in segments)
+    return segments[: 1 + sum(1 for end in islice(ends, len(segments) - 1) if end < limit)] if segments else []
 
 
 def planned(info: ObjectInfo) -> PlannedSegment:

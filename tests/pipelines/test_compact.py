@@ -236,6 +236,27 @@ def test_units_of_any_size_give_the_same_rows(lake, tmp_path, monkeypatch):
     assert_sound(other)
 
 
+def test_a_large_input_is_taken_in_several_plans_and_gives_the_same_rows(tmp_path, monkeypatch):
+    from tests.rollouts import copy_landing
+
+    import trajlake_pipelines.plan as plan
+
+    lake, other = trajlake.create(tmp_path / "lake"), trajlake.create(tmp_path / "other")
+    with lake.writer(run="run", worker="w") as writer:
+        for start in range(0, 12, 3):
+            open_ones = [record_episode(writer, number, end=False) for number in range(start, start + 3)]
+            writer.flush()  # so that plans end in the middle of episodes
+            for episode in open_ones:
+                episode.end(reward=0.0)
+    copy_landing(lake.store, other.store)
+    compact(lake)
+    monkeypatch.setattr(plan, "PLAN_BYTES", 1)
+    report = compact(other)
+    assert (report.compactions, report.episodes) == (5, 12)
+    assert_same_rows(lake, other)
+    assert_sound(other)
+
+
 def test_events_in_are_the_sum_of_what_became_of_them(lake):
     record(lake, range(10))
     record(lake, range(5), worker="again")
