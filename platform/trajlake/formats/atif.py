@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from math import isclose
 from typing import Any, cast
 
 import numpy as np
 
 from trajlake.errors import FormatError
-from trajlake.formats.base import Format, Record, any_row, fits_begin, fits_step, per_row, write_rows
-from trajlake.formats.messages import arguments, content_part
+from trajlake.formats.base import Format, Record, any_row, fits_begin, fits_end, fits_step, per_row, write_rows
+from trajlake.formats.messages import arguments, as_object, content_part
 from trajlake.formats.rebuild import episode_extra, extra_of
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.read.trajectory import Trajectory, to_array
@@ -96,7 +96,7 @@ def _contradictions(totals: Any, steps: list[StepFields]) -> list[str]:
     for name, column in _TOTALS.items():
         said = totals.get(name)
         given = [cast(dict[str, Any], step)[column] for step in steps if column in step]
-        if given and isinstance(said, (int, float)) and abs(said - sum(given)) > 1e-6 * abs(said):
+        if given and said is not None and fits_end("reward", said) and not isclose(said, sum(given), rel_tol=1e-6):
             found.append(f"{name} is {said}, the steps' sum is {sum(given)}")
     return [f"final_metrics contradict the steps: {', '.join(found)}"] if found else []
 
@@ -229,7 +229,7 @@ def _given(step: Mapping[str, Any], number: int) -> dict[str, Any]:
             given[name] = step[column].isoformat().replace("+00:00", "Z") if name == "timestamp" else step[column]
     if step["tool_calls"] is not None:
         given["tool_calls"] = [
-            {"tool_call_id": call["id"], "function_name": call["name"], "arguments": _arguments(call)}
+            {"tool_call_id": call["id"], "function_name": call["name"], "arguments": as_object(arguments(call))}
             | more.get("tool_calls", {}).get(str(position), {}).get("rest", {})
             for position, call in enumerate(step["tool_calls"])
         ]
@@ -245,16 +245,6 @@ def _given(step: Mapping[str, Any], number: int) -> dict[str, Any]:
     if metrics and source == "agent":
         given["metrics"] = metrics | (extra["metrics"] if isinstance(extra.get("metrics"), dict) else {})
     return given
-
-
-def _arguments(call: Mapping[str, Any]) -> Any:
-    """As an object, also where they came as the text of one."""
-    given = arguments(call)
-    if isinstance(given, str):
-        with suppress(ValueError):
-            value = json.loads(given)
-            return value if isinstance(value, dict) else given
-    return {} if given is None else given
 
 
 def _results(step: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -274,6 +274,11 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
         kept.append(more if isinstance(more, dict) else {})
         steps.append({**step, "extra": None if not own else json_bytes(own).decode("utf-8", "surrogatepass")})
     sample["messages"] = [from_chat(message) for message in chat_messages(steps, columns={"model"})]
+    if "input" not in sample:  # it was recorded elsewhere, and Inspect wants to be told
+        prompts = [step["message"] for step in trajectory.steps if step["source"] == "user" and step["message"]]
+        sample |= {"input": prompts[0] if prompts else "", "target": ""}
+        if episode["reward"] is not None and "scores" not in sample:
+            sample["scores"] = {"reward": {"value": episode["reward"]}}
     if kept:
         sample |= {name: item for name, item in kept[0].items() if name != "events"}
         if "events" in kept[0]:

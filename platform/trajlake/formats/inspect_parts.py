@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trajlake.errors import FormatError
+from trajlake.formats.messages import as_object
 
 _ATTACHMENT = "attachment://"
 _MEDIA = ("image", "audio", "video", "document")
@@ -82,7 +83,7 @@ def _from_call(call: dict[str, Any]) -> dict[str, Any]:
     function = rest.pop("function", None)
     if not isinstance(function, dict):
         return call
-    return {**rest, "function": function.get("name"), "arguments": function.get("arguments")}
+    return {**rest, "function": function.get("name"), "arguments": as_object(function.get("arguments"))}
 
 
 def _to_part(part: dict[str, Any]) -> dict[str, Any]:

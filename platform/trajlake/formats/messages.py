@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Any
 
 from trajlake.formats.chat import ROLE_OF_SOURCE, call_text
@@ -57,6 +58,15 @@ def chat_call(call: Mapping[str, Any], leftovers: Mapping[str, Any] | None = Non
         else:
             given[name] = value
     return given | {"function": function}
+
+
+def as_object(given: Any) -> Any:
+    """A call's arguments for formats that want an object: of the text of one, it; of anything else, the same."""
+    if isinstance(given, str):
+        with suppress(ValueError):
+            value = json.loads(given)
+            return value if isinstance(value, dict) else given
+    return {} if given is None else given
 
 
 def arguments(call: Mapping[str, Any]) -> Any:
