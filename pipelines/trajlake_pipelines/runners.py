@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -24,6 +25,8 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from trajlake.errors import TrajlakeError, UsageError
 from trajlake.storage import ObjectStore
@@ -33,6 +36,7 @@ RUNNERS = ("local", "dask", "prism", "flink", "spark", "dataflow")
 PROCESSES_PAY_FROM = 256 << 20  # bytes of input: below, starting processes costs more than they save
 SCHEDULER_SECONDS = 10.0
 PRISM_SECONDS = 30.0
+DEBUG = "TRAJLAKE_DEBUG"
 PRISM_LOCATION = "TRAJLAKE_PRISM"  # names the program where it is neither beside python nor on the PATH
 
 
@@ -79,9 +83,9 @@ class Runner:
                     client.close()
 
     @contextmanager
-    def _options(self, store: ObjectStore, size: int, elements: int) -> Iterator[tuple[str, PipelineOptions]]:
+    def _options(self, store: ObjectStore, size: int, elements: int) -> Iterator[tuple[Any, PipelineOptions]]:
         if self.name == "local":
-            yield "FnApiRunner", PipelineOptions([*_local_flags(self.options, size, elements), *self.options])
+            yield _local(self.options, size, elements)
         elif self.name == "dask":
             with _dask_cluster(self.scheduler, store) as address:
                 flags = [f"--dask_client_address={address}", "--dask_partition_size=1", *self.options]
@@ -108,13 +112,18 @@ class Runner:
 _DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
 
 
-def _local_flags(given: Sequence[str], size: int, elements: int) -> list[str]:
+def _local(given: Sequence[str], size: int, elements: int) -> tuple[Any, PipelineOptions]:
     """In one process, or in several where the input pays for their start; what is given by hand comes first."""
-    if any(option.startswith(("--direct_num_workers", "--direct_running_mode")) for option in given):
-        return []
-    processes = min(os.cpu_count() or 1, elements) if size >= PROCESSES_PAY_FROM else 1
-    mode = "multi_processing" if processes > 1 else "in_memory"
-    return [f"--direct_num_workers={processes}", f"--direct_running_mode={mode}"]
+    by_hand = any(option.startswith(("--direct_num_workers", "--direct_running_mode")) for option in given)
+    processes = min(os.cpu_count() or 1, elements)
+    if by_hand or processes == 1 or size < PROCESSES_PAY_FROM:
+        return "FnApiRunner", PipelineOptions(list(given))
+    # As Beam's own multi_processing, but its workers log to standard error from before they know how loudly.
+    command = f"exec {shlex.quote(sys.executable)} -m apache_beam.runners.worker.sdk_worker_main"
+    quiet = "" if os.environ.get(DEBUG) else " 2>/dev/null"
+    environment = SubprocessSDKEnvironment.from_command_string(command + quiet)
+    options = PipelineOptions([f"--direct_num_workers={processes}", *given])
+    return FnApiRunner(default_environment=environment), options
 
 
 @contextmanager

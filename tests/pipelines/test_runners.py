@@ -14,6 +14,7 @@ from tests.rollouts import assert_same_rows, assert_sound, copy_landing, record,
 
 import trajlake
 from trajlake.errors import TrajlakeError, UsageError
+from trajlake_pipelines import kinds
 from trajlake_pipelines import plan as plan_module
 from trajlake_pipelines.compact import compact
 from trajlake_pipelines.runners import Runner, find_prism, prism_server
@@ -72,6 +73,21 @@ def test_the_same_input_gives_the_same_rows(lake_uri, expected, several_units, r
     assert report.episodes == 12
     assert len(list(lake.store.list("jobs/compact/00000001/units/0"))) > 4
     assert_sound(lake)
+    assert_same_rows(lake, expected)
+
+
+@pytest.mark.beam
+def test_a_large_input_is_spread_over_processes_that_say_nothing(tmp_path, expected, several_units, monkeypatch, capfd):
+    monkeypatch.setattr("trajlake_pipelines.runners.PROCESSES_PAY_FROM", 0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    lake = trajlake.create(tmp_path / "lake")
+    copy_landing(expected.store, lake.store)
+    monkeypatch.setattr(kinds, "run_element", lambda *_: pytest.fail("a unit was done in this process"))
+    compact(lake)
+    told = capfd.readouterr()
+    assert (told.out, told.err) == ("", "")
+    monkeypatch.undo()
+    compact(expected)
     assert_same_rows(lake, expected)
 
 
