@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import gymnasium
@@ -28,7 +30,8 @@ from trajlake_pipelines.compact import compact
 
 SOLVED = 195.0
 DISCOUNT, CLIP, LEARNING_RATE = 0.98, 0.2, 0.03
-BATCH = 16
+BATCH, PASSES = 16, 4  # episodes drawn for an update, and steps of the optimiser on them
+PER_POLICY = 8  # episodes that a worker plays with one policy: fewer than the trainer waits for would stop both
 
 
 def probabilities(weights: np.ndarray, observations: np.ndarray) -> np.ndarray:
@@ -46,9 +49,13 @@ def work(lake_uri: str, policies: Path, number: int) -> None:
     env = gymnasium.make("CartPole-v1")
     rng = np.random.default_rng(number)
     with trajlake.connect(lake_uri).writer("cartpole", f"w{number}", segment_seconds=1.0) as writer:
-        episodes = 0
+        played: Counter[Path] = Counter()
         while not (policies / "done").exists():
             newest = max(policies.glob("*.npy"))
+            if played[newest] == PER_POLICY:  # what is recorded is kept, so it is the worker that waits for the trainer
+                time.sleep(0.02)
+                continue
+            played[newest] += 1
             weights = np.load(newest)
             seed = int(rng.integers(2**31))
             with writer.episode(env_name="CartPole-v1", seed=seed, policy_version=str(int(newest.stem))) as episode:
@@ -70,18 +77,25 @@ def work(lake_uri: str, policies: Path, number: int) -> None:
                         truncated=truncated,
                     )
                 episode.end(reward=total, success=total >= SOLVED)
-            episodes += 1
-            time.sleep(0.1)  # an environment that is not a toy takes its time
 
 
 # -- the trainer ---------------------------------------------------------------------------------------------------
 
 
-def gradient(weights: np.ndarray, batch: Batch) -> np.ndarray:
-    """Of PPO's clipped objective; the log-probabilities are those with which the workers acted."""
-    observations, actions = batch.array("observation"), batch.array("action")
-    before, valid = batch.array("action_logprob"), batch.valid
-    rewards = batch.array("reward")
+@dataclass(frozen=True)
+class Experience:
+    """A batch as arrays of shape (episodes, steps, …); `before` are the log-probabilities with which workers acted."""
+
+    observations: np.ndarray
+    actions: np.ndarray
+    before: np.ndarray
+    advantages: np.ndarray
+    valid: np.ndarray
+
+
+def experience(batch: Batch) -> Experience:
+    """The batch with its discounted returns, normalised, as advantages."""
+    rewards, valid = batch.array("reward"), batch.valid
     returns = np.zeros_like(rewards)
     ahead = np.zeros(len(rewards))
     for step in reversed(range(rewards.shape[1])):
@@ -89,13 +103,19 @@ def gradient(weights: np.ndarray, batch: Batch) -> np.ndarray:
         returns[:, step] = ahead
     known = returns[valid]
     advantages = (returns - known.mean()) / (known.std() + 1e-8)
-    chances = probabilities(weights, observations)
-    taken = np.take_along_axis(chances, actions[..., None], axis=-1)[..., 0]
-    ratio = taken / np.exp(before)
-    clipped = np.where(advantages > 0, ratio > 1 + CLIP, ratio < 1 - CLIP)
-    scale = np.where(valid & ~clipped, ratio * advantages, 0.0) / valid.sum()
-    by_logit = scale[..., None] * (np.eye(2)[actions] - chances)
-    inputs = np.concatenate([observations, np.ones((*observations.shape[:-1], 1))], axis=-1)
+    arrays = [batch.array(name) for name in ("observation", "action", "action_logprob")]
+    return Experience(*arrays, advantages, valid)
+
+
+def gradient(weights: np.ndarray, seen: Experience) -> np.ndarray:
+    """Of PPO's clipped objective."""
+    chances = probabilities(weights, seen.observations)
+    taken = np.take_along_axis(chances, seen.actions[..., None], axis=-1)[..., 0]
+    ratio = taken / np.exp(seen.before)
+    clipped = np.where(seen.advantages > 0, ratio > 1 + CLIP, ratio < 1 - CLIP)
+    scale = np.where(seen.valid & ~clipped, ratio * seen.advantages, 0.0) / seen.valid.sum()
+    by_logit = scale[..., None] * (np.eye(2)[seen.actions] - chances)
+    inputs = np.concatenate([seen.observations, np.ones((*seen.observations.shape[:-1], 1))], axis=-1)
     return np.einsum("btf,bta->fa", inputs, by_logit)
 
 
@@ -136,15 +156,17 @@ def train(lake: trajlake.Lake, policies: Path, seconds: float) -> float:
     sampler = lake.sampler(
         "recency",
         live=True,
-        max_lag=20,  # of updates
-        half_life=10,
-        limiter=SampleToInsertRatio(samples_per_insert=8.0, min_size_to_sample=BATCH, error_buffer=8.0 * BATCH),
+        max_lag=8,  # of updates
+        half_life=4,
+        limiter=SampleToInsertRatio(samples_per_insert=8.0, min_size_to_sample=PER_POLICY, error_buffer=8.0 * BATCH),
         poll_seconds=0.5,
     )
     reached, update = 0.0, 0
     while reached < SOLVED and time.monotonic() - began < seconds:
         batch = sampler.batch(BATCH, timeout=60)
-        weights = weights + adam.change(gradient(weights, batch))
+        seen = experience(batch)
+        for _ in range(PASSES):
+            weights = weights + adam.change(gradient(weights, seen))
         update += 1
         publish(policies, update, weights)
         if update % 10 == 0:

@@ -50,33 +50,34 @@ def run(options: Options) -> list[Result]:
 class OurSampler:
     """A uniform sampler without repetition within a batch, as the peers are asked: by epochs."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, size: int) -> None:
+        self.size = size
         self.sampler: Sampler = trajlake.connect(place.lake_uri).snapshot().sampler("epochs", seed=3)
-        self.sampler.batch(BATCH)
+        self.sampler.batch(size)
 
     def ids(self) -> list[str]:
         """The ids of the next batch, for the peers, without drawing it."""
         state = self.sampler.state_dict()
-        drawn = [sample.episode_id for sample in self.sampler.take(BATCH)]
+        drawn = [sample.episode_id for sample in self.sampler.take(self.size)]
         self.sampler.load_state_dict(state)
         return drawn
 
     def batch(self, _: Any) -> pa.Table:
-        return self.sampler.batch(BATCH).steps
+        return self.sampler.batch(self.size).steps
 
 
 def _batches(place: Place, corpus: Corpus, batches: int) -> list[Result]:
-    ours, lance = OurSampler(place), LanceByRow(place)
-    batches = min(batches, corpus.episodes // BATCH - 2)
-    lance.batch(random.Random(1).sample(corpus.episode_ids, BATCH))
+    size = min(BATCH, corpus.episodes // (batches + 2))
+    ours, lance = OurSampler(place, size), LanceByRow(place)
+    lance.batch(random.Random(1).sample(corpus.episode_ids, size))
     warm, *drawn = _sequence(ours, batches + 1)
-    ours = OurSampler(place)
+    ours = OurSampler(place, size)
     contenders: dict[str, Callable[[Any], Any]] = {OURS: ours.batch, "Lance, take by row": lance.batch}
     found = latencies(contenders, drawn, [warm], same_table)
     sizes = Sizes(corpus)
     return [
         Result(
-            f"a batch of {BATCH} by a sampler, {place.name} (median of {len(seconds)})",
+            f"a batch of {size} by a sampler, {place.name} (median of {len(seconds)})",
             name,
             median(seconds),
             p95=percentile(seconds, 95),
@@ -95,7 +96,7 @@ def _sequence(ours: OurSampler, count: int) -> list[list[str]]:
     found = []
     for _ in range(count):
         found.append(ours.ids())
-        ours.sampler.take(BATCH)
+        ours.sampler.take(ours.size)
     return found
 
 

@@ -78,11 +78,9 @@ class Batch(Sequence[Trajectory]):
         Behind the end of a sample that is shorter than the longest (or than a padded window) are zeros: `valid` says
         where. A null is NaN. Raises UsageError where steps have none of that name, or shapes that differ.
         """
-        columns = [_numbers(table, name) for table in self.tables]
-        shape, dtype = _common([column for column in columns if len(column)], name)
-        found = np.zeros((len(columns), self._length, *shape), dtype)
-        for row, column in zip(found, columns, strict=True):
-            row[: len(column)] = column.reshape(len(column), *shape) if len(column) else 0
+        values = _numbers(self.steps, name)
+        found = np.zeros((len(self), self._length, *values.shape[1:]), values.dtype)
+        found[self.valid] = values
         return found
 
     @cached_property
@@ -155,7 +153,7 @@ def _numbers(table: pa.Table, name: str) -> Array:
 
 
 def tensors(table: pa.Table, name: str) -> Array:
-    """The tensors `name` of these steps as one array, shape (steps, …). Raises UsageError where a step has none, or
+    """The tensors `name` of these steps as one array, shape (steps, …). Raises UsageError where a step has none, and
     where dtype or shape differ."""
     if not len(table):
         return np.zeros(0)
@@ -165,16 +163,13 @@ def tensors(table: pa.Table, name: str) -> Array:
         raise UsageError(f"{len(table) - len(mine)} of {len(table)} steps have no column and no tensor {name!r}")
     kinds, shapes = pc.struct_field(mine, "dtype").unique(), pc.struct_field(mine, "shape")
     shape = shapes[0].as_py()
-    if len(kinds) > 1 or any(other != shape for other in shapes.to_pylist()):
-        raise UsageError(f"the tensors {name!r} of an episode differ in dtype or shape: read them step by step")
+    if len(kinds) > 1 or not _all_equal(shapes, shape):
+        raise UsageError(f"the tensors {name!r} differ in dtype or shape: read them step by step")
     data = b"".join(pc.struct_field(mine, "data").to_pylist())
     return np.frombuffer(data, np.dtype(kinds[0].as_py())).reshape(len(table), *shape)
 
 
-def _common(columns: list[Array], name: str) -> tuple[tuple[int, ...], Any]:
-    if not columns:
-        return (), np.float64
-    shapes = {column.shape[1:] for column in columns}
-    if len(shapes) > 1:
-        raise UsageError(f"{name!r} differs in shape between episodes: {sorted(shapes)[:2]}")
-    return shapes.pop(), np.result_type(*{column.dtype for column in columns})
+def _all_equal(shapes: pa.ListArray, shape: list[int]) -> bool:
+    if pc.any(pc.not_equal(pc.list_value_length(shapes), len(shape))).as_py():
+        return False
+    return bool((pc.list_flatten(shapes).to_numpy().reshape(len(shapes), len(shape)) == shape).all())

@@ -44,7 +44,8 @@ class LiveView:
         self._table_seconds = table_seconds
         self._tail = LandingTail(lake.store)
         self._landed: dict[str, Landed] = {}
-        self._frames: list[pl.DataFrame] = []  # the rows of what landed, as they came
+        self._frames: list[pl.DataFrame] = []  # the rows of what landed since `rows` was asked
+        self._chosen: pl.DataFrame | None = None
         self._open_tables()
 
     def _open_tables(self) -> None:
@@ -59,6 +60,7 @@ class LiveView:
         }
         self._landed = {key: each for key, each in self._landed.items() if self._is_news(each)}
         self._frames = [self._frame([each.row for each in self._landed.values()])] if self._landed else []
+        self._chosen = None
 
     def _is_news(self, landed: Landed) -> bool:
         known = self._landed.get(landed.row["episode_id"])
@@ -86,20 +88,30 @@ class LiveView:
                 self._landed[each.row["episode_id"]] = each
                 news.append(each)
         if news:
-            self._frames.append(self._frame([each.row for each in news]))
+            latest = {each.row["episode_id"]: each.row for each in news}  # a later attempt in place of the first
+            self._frames = [
+                pl.concat([*(self._without(frame, latest) for frame in self._frames), self._frame([*latest.values()])])
+            ]
         return changed or bool(news)
 
     def rows(self, recipe: Recipe) -> pl.DataFrame:
-        """What a population is made of."""
+        """What a population is made of. What was chosen before is kept: only what is new is filtered."""
         chosen = columns_of(recipe)
-        tables = self.snapshot.where(recipe.where).filter(~pl.col("episode_id").is_in(list(self._landed)))
-        parts = [self.snapshot.collect(tables.select(chosen))]
-        if self._landed:
-            tail = pl.concat(self._frames).unique("episode_id", keep="last").lazy()
+        if self._chosen is None:
+            self._chosen = self.snapshot.collect(self.snapshot.where(recipe.where).select(chosen))
+        if self._frames:
+            tail = pl.concat(self._frames).lazy()
             if recipe.where and recipe.where.strip():
                 tail = tail.filter(pl.sql_expr(recipe.where))
-            parts.append(tail.select(chosen).collect())
-        return pl.concat(parts, how="vertical_relaxed").sort("episode_id")
+            came = [episode_id for frame in self._frames for episode_id in frame["episode_id"]]
+            before = self._chosen.filter(~pl.col("episode_id").is_in(came))
+            self._chosen = pl.concat([before, tail.select(chosen).collect()], how="vertical_relaxed")
+            self._frames = []
+        return self._chosen.sort("episode_id")
+
+    @staticmethod
+    def _without(frame: pl.DataFrame, episodes: dict[str, Any]) -> pl.DataFrame:
+        return frame.filter(~pl.col("episode_id").is_in(list(episodes)))
 
     @staticmethod
     def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
