@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import time
 
+import numpy as np
 import pytest
 from tests.rollouts import assert_sound, record, record_episode
 
@@ -201,12 +202,17 @@ def test_drop_and_count_never_waits_and_never_leaves_a_hole(outage, lake, caplog
     assert len(whole) + stats.dropped_episodes == 40
 
 
+def noise(number):
+    """Text that does not become smaller: 6,000 bytes."""
+    return "".join(map(chr, np.random.default_rng(number).integers(0x4E00, 0x9FFF, 2_000)))
+
+
 def test_the_spool_has_a_limit_too(outage):
-    writer = Writer(outage, "run", "w", spool_bytes=500_000, segment_bytes=20_000, memory_bytes=4_000_000)
+    writer = Writer(outage, "run", "w", spool_bytes=250_000, segment_bytes=20_000, memory_bytes=1_200_000)
     for number in range(30):
-        record_episode(writer, number, message="".join(map(str, range(number * 500, number * 500 + 3_000))))
+        record_episode(writer, number, message=noise(number))
     wait_for(lambda: writer.stats.spilled_segments > 0)
-    assert 0 < writer.stats.spool_bytes <= 500_000
+    assert 0 < writer.stats.spool_bytes <= 320_000
     outage.up()
     assert writer.close().complete
     assert sequences(outage) == list(range(150))
@@ -343,3 +349,37 @@ def test_the_folder_of_a_writer_that_was_killed_at_its_birth_goes_away(lake, tmp
         os.utime(folder, (0, 0))
     recover(lake.store, tmp_path / "spool")
     assert (young.exists(), old.exists(), foreign.exists()) == (True, False, True)
+
+
+def test_a_closed_spool_file_is_the_segment_itself_unless_it_is_damaged(outage, lake, tmp_path):
+    def left(worker):
+        writer = Writer(outage, "run", worker, segment_seconds=60)
+        for number in range(100):
+            record_episode(writer, number, message=noise(number))
+        assert not writer.close(timeout=0.3).complete
+        wait_for(lambda: all(entry.state == "left" for entry in spool_status(tmp_path / "spool")))
+        return sorted(writer_folder(worker).glob("*.arrow"))
+
+    def writer_folder(worker):
+        return next(e.path for e in spool_status(tmp_path / "spool") if e.meta.worker_id == worker)
+
+    whole, damaged = left("whole"), left("damaged")
+    sizes = [file.stat().st_size for file in whole]
+    assert all(spool.read_ready(file) for file in whole)
+    (file, *_) = damaged
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(data)
+    assert spool.read_ready(file) is None
+    outage.up()
+    found = recover(outage, tmp_path / "spool")
+    assert len(found.unreadable) <= 1, "lz4 or a check of the text finds it, or the byte hit a place that means nothing"
+    assert [info.size for info in lake.store.list("landing/run/whole/")] == sizes
+    events = [
+        event
+        for info in lake.store.list("landing/run/whole/")
+        for event in decode_segment(lake.store.get(info.key), info.key).to_pylist()
+    ]
+    assert [event["sequence"] for event in events] == list(range(500))
+    compact(lake, stale_after=0)
+    assert_sound(lake)

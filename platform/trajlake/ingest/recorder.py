@@ -79,8 +79,7 @@ class Recorder:
         self._encoder.stop(max(0.1, deadline - time.monotonic()))
         in_memory = self._uploader.stop(max(0.1, deadline - time.monotonic()), finished=not reason)
         kept = self._keep(in_memory)
-        if not self._uploader.is_running:
-            self._folder.release(remove=True)
+        self._uploader.release_when_done()
         memory_events = self._queue.sequence - self._encoder.written
         memory_events += sum(segment.events for segment in in_memory) - kept
         return self.report(reason, memory_events)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trajlake.errors import SegmentUnreadable, StoreError
-from trajlake.ingest.spool import SpoolFolder, SpoolMeta, abandoned, read_meta, read_spooled
-from trajlake.ingest.upload import forget_file, put_segment
+from trajlake.ingest.spool import SpoolFolder, SpoolMeta, abandoned, read_meta
+from trajlake.ingest.upload import forget_file, put_file
 from trajlake.storage import ObjectStore
 
 log = logging.getLogger("trajlake")
@@ -53,7 +53,7 @@ def recover_each(store: ObjectStore, spool: Path) -> Iterator[int | str]:
         try:
             for number, path in list(folder.segments()):
                 try:
-                    size = put_segment(store, folder, number, read_spooled(path))
+                    size = put_file(store, folder, number, path)
                 except (SegmentUnreadable, OSError) as error:
                     log.error("the spool segment %s cannot be read and stays there: %s", path, error)
                     yield f"{path}: {error}" if isinstance(error, OSError) else str(error)

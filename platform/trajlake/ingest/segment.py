@@ -139,26 +139,40 @@ def encode_segment(events: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, EVENT_SCHEMA, options=stream_options()) as stream:
         for batch in events.combine_chunks().to_batches():
             stream.write_batch(batch)
-    descriptor = describe(events)
-    body = asdict(descriptor)
+    return b"".join([sink.getvalue(), encode_descriptor(describe(events))])
+
+
+def encode_descriptor(descriptor: Descriptor, **more: int) -> bytes:
+    """What follows the stream; `more` is for who wrote it, and readers pass it by."""
+    body = asdict(descriptor) | more
     body["episodes"] = [list(asdict(part).values()) for part in descriptor.episodes]
     text = json.dumps(body, separators=(",", ":")).encode()
-    return b"".join([sink.getvalue(), text, _TAIL.pack(len(text), MAGIC)])
+    return text + _TAIL.pack(len(text), MAGIC)
 
 
 def read_descriptor(tail: bytes, key: str) -> Descriptor | None:
     """The descriptor at the end of `tail`, or None where there is none or `tail` is too short to hold it whole."""
+    try:
+        body = read_tail(tail)
+        if body is None:
+            return None
+        parts = tuple(EpisodePart(*part) for part in body["episodes"])
+        return Descriptor(body["events"], body["first_sequence"], parts)
+    except (ValueError, KeyError, TypeError) as error:
+        raise SegmentUnreadable(f"{key}: its descriptor is damaged: {error}") from error
+
+
+def read_tail(tail: bytes) -> dict[str, Any] | None:
+    """The JSON of a descriptor at the end of `tail`, and under `stream_bytes` how long what is before it is. Raises
+    ValueError."""
     if len(tail) < _TAIL.size:
         return None
     length, magic = _TAIL.unpack(tail[-_TAIL.size :])
     if magic != MAGIC or length + _TAIL.size > len(tail):
         return None
-    try:
-        body: dict[str, Any] = json.loads(tail[-_TAIL.size - length : -_TAIL.size])
-        parts = tuple(EpisodePart(*part) for part in body["episodes"])
-        return Descriptor(body["events"], body["first_sequence"], parts)
-    except (ValueError, KeyError, TypeError) as error:
-        raise SegmentUnreadable(f"{key}: its descriptor is damaged: {error}") from error
+    start = len(tail) - _TAIL.size - length
+    body: dict[str, Any] = json.loads(tail[start : -_TAIL.size])
+    return body | {"stream_bytes": start}
 
 
 def decode_segment(data: bytes, key: str) -> pa.Table:

@@ -18,6 +18,7 @@ import os
 import shutil
 import time
 import uuid
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -27,9 +28,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from trajlake.errors import UsageError
-from trajlake.ingest.segment import EVENT_SCHEMA, decode_spool, stream_options
+from trajlake.ingest.segment import EVENT_SCHEMA, decode_spool, describe, encode_descriptor, read_tail, stream_options
 
 _EPOCH_BYTES = 20
+_GOOD_BATCH_BYTES = 32 * 1024  # compressed; each batch costs about 5 KiB for the names and places of its columns
 _STILLBORN_SECONDS = 600.0  # far longer than it takes to begin
 _HEADER_BYTES = EVENT_SCHEMA.serialize().size
 
@@ -164,6 +166,7 @@ class _BatchFile:
         self._file = FileIO(path, "x")
         self._pieces: list[bytes] = []
         self._gathered = 0
+        self.crc = 0  # of all that was written out
 
     def write(self, data: bytes) -> int:
         self._pieces.append(bytes(data))
@@ -180,10 +183,12 @@ class _BatchFile:
         """Bring what was gathered to the file, to its last byte: a disk that is nearly full takes a part of it
         without an error. Raises OSError; what was gathered is then forgotten."""
         rest = memoryview(b"".join(self._pieces))
+        crc = zlib.crc32(rest, self.crc)
         self._pieces.clear()
         self._gathered = 0
         while rest:
             rest = rest[self._file.write(rest) :]
+        self.crc = crc
         if sync:
             os.fsync(self._file.fileno())
 
@@ -203,6 +208,7 @@ class SpoolSegment:
         self.bytes = 0  # up to the end of the last batch that was written without an error
         self._folder = folder
         self._synced_name = False
+        self._keys: list[pa.RecordBatch] = []
         self._open_path = folder.path / f"{number:08d}.open"
         self._file = _BatchFile(self._open_path)
         self._stream = pa.ipc.new_stream(self._file, EVENT_SCHEMA, options=stream_options())
@@ -216,10 +222,14 @@ class SpoolSegment:
             self._synced_name = True
         self.bytes = self._file.tell()
         self.events += batch.num_rows
+        self._keys.append(batch.select(["kind", "episode_id", "attempt", "sequence"]))
 
     def close(self) -> Path:
-        """End the stream and make it ready for upload. Returns the file's new path."""
+        """End the stream, with its descriptor, and make it ready for upload. Returns the file's new path."""
         self._stream.close()
+        self._file.write_out(sync=False)
+        descriptor = describe(pa.Table.from_batches(self._keys))
+        self._file.write(encode_descriptor(descriptor, crc=self._file.crc, batches=len(self._keys)))
         self._file.write_out(sync=True)
         self._file.let_go()
         ready = self._open_path.with_suffix(".arrow")
@@ -282,6 +292,23 @@ def read_spooled(path: Path) -> pa.Table:
         return EVENT_SCHEMA.empty_table()  # cut off before its first batch
     # A power cut can leave a file whose name is there and whose blocks never were; nobody was told they were.
     return decode_spool(data if any(data[:64]) else b"", str(path))
+
+
+def read_ready(path: Path) -> tuple[bytes, int] | None:
+    """A closed spool file that is a good segment as it is, and its number of events. None where it must be read and
+    written anew: it was not closed, it is damaged, or its batches are so small that a reader would suffer."""
+    if path.suffix != ".arrow":
+        return None
+    data = path.read_bytes()
+    try:
+        tail = read_tail(data)
+    except ValueError:
+        return None
+    if not tail or "crc" not in tail or tail["stream_bytes"] < _GOOD_BATCH_BYTES * tail["batches"]:
+        return None
+    if zlib.crc32(memoryview(data)[: tail["stream_bytes"]]) != tail["crc"]:
+        return None
+    return data, tail["events"]
 
 
 def abandoned(spool: Path, lake: str | None = None) -> Iterator[SpoolFolder]:

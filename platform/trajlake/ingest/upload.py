@@ -12,7 +12,7 @@ import pyarrow as pa
 from trajlake.errors import SegmentUnreadable, StoreError, StoreUnavailable
 from trajlake.ingest.epochs import claim_epoch
 from trajlake.ingest.segment import SegmentName, decode_segment, encode_segment
-from trajlake.ingest.spool import NoSpool, SpoolFolder, read_spooled
+from trajlake.ingest.spool import NoSpool, SpoolFolder, read_ready, read_spooled
 from trajlake.storage import Lost, ObjectStore, Unknown
 
 log = logging.getLogger("trajlake")
@@ -44,24 +44,40 @@ def load(segment: ClosedSegment) -> pa.Table:
     return events
 
 
-def put_segment(store: ObjectStore, folder: SpoolFolder | NoSpool, number: int, events: pa.Table) -> int:
-    """Bring events into landing under this writer's epoch. Returns the bytes sent.
+def put_closed(store: ObjectStore, folder: SpoolFolder | NoSpool, segment: ClosedSegment) -> int:
+    """Bring a closed segment into landing; the file stays. Returns the bytes sent. Raises as `load` and `put_segment`
+    do."""
+    if segment.path is not None and (ready := read_ready(segment.path)) and ready[1] == segment.events:
+        return _put(store, folder, segment.number, ready[0], None)
+    return put_segment(store, folder, segment.number, load(segment))
 
-    The key belongs to this epoch alone, so an object that is there already is this segment, from a try whose
-    answer was lost; that it holds the same events is checked. Raises StoreError.
-    """
+
+def put_file(store: ObjectStore, folder: SpoolFolder, number: int, path: Path) -> int:
+    """The same for a file that another process left."""
+    if ready := read_ready(path):
+        return _put(store, folder, number, ready[0], None)
+    return put_segment(store, folder, number, read_spooled(path))
+
+
+def put_segment(store: ObjectStore, folder: SpoolFolder | NoSpool, number: int, events: pa.Table) -> int:
+    """Bring events into landing under this writer's epoch. Returns the bytes sent. Raises StoreError."""
     if not len(events):
         return 0
+    return _put(store, folder, number, encode_segment(events), events)
+
+
+def _put(store: ObjectStore, folder: SpoolFolder | NoSpool, number: int, data: bytes, events: pa.Table | None) -> int:
+    """The key belongs to this epoch alone, so an object that is there already is this segment, from a try whose
+    answer was lost; that it holds the same events is checked."""
     if folder.epoch is None:
         _claim(store, folder)
     assert folder.epoch is not None
-    data = encode_segment(events)
     name = SegmentName(folder.meta.run_id, folder.meta.worker_id, folder.epoch, number)
     outcome = store.put_if_absent(name.key, data)
     if isinstance(outcome, Unknown):
         raise StoreUnavailable(str(outcome.error)) from outcome.error
     if isinstance(outcome, Lost):
-        _check_same(store, name.key, events)
+        _check_same(store, name.key, decode_segment(data, name.key) if events is None else events)
     return len(data)
 
 

@@ -14,7 +14,7 @@ from trajlake.errors import AccessRefused, BucketMissing, NotDurable, SegmentUnr
 from trajlake.ingest.epochs import close_epoch
 from trajlake.ingest.recovery import recover_each
 from trajlake.ingest.spool import NoSpool, SpoolFolder
-from trajlake.ingest.upload import ClosedSegment, forget_file, load, put_segment
+from trajlake.ingest.upload import ClosedSegment, forget_file, put_closed
 from trajlake.storage import ObjectStore
 
 log = logging.getLogger("trajlake")
@@ -41,6 +41,8 @@ class Uploader:
         self._waiting: deque[ClosedSegment] = deque()
         self._stopping = False
         self._finished = False
+        self._done = False
+        self._releases = False
         self._refusal: StoreError | None = None
         self._damaged = ""
         self._hurry = False
@@ -105,10 +107,13 @@ class Uploader:
         with self._changed:
             return [segment for segment in self._waiting if segment.table is not None]
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread still waits for an answer of the store."""
-        return self._thread.is_alive()
+    def release_when_done(self) -> None:
+        """Give up the spool folder: now, or when the thread has had the store's answer that it still waits for."""
+        with self._changed:
+            self._releases = True
+            is_done = self._done
+        if is_done:
+            self._folder.release(remove=True)
 
     def _loop(self) -> None:
         pause = 0.0
@@ -141,6 +146,11 @@ class Uploader:
             del self._recovery
         if self._finished:
             close_epoch(self._store, self._folder)
+        with self._changed:
+            self._done = True
+            releases = self._releases
+        if releases:
+            self._folder.release(remove=True)
 
     def _wait_for_work(self) -> bool:
         """False where there will be none."""
@@ -150,7 +160,7 @@ class Uploader:
             return bool(self._waiting) or not self._stopping
 
     def _upload(self, segment: ClosedSegment) -> None:
-        size = put_segment(self._store, self._folder, segment.number, load(segment))
+        size = put_closed(self._store, self._folder, segment)
         if segment.path is not None:
             forget_file(segment.path)
         with self._changed:
