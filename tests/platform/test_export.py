@@ -211,3 +211,25 @@ def test_retracted_episodes_are_left_out_and_counted(tmp_path):
     compact(lake)
     manifest = lake.snapshot().export(tmp_path / "out").manifest
     assert (manifest["episodes"], manifest["left_out_retracted"]) == (4, 1)
+
+
+def test_episodes_that_repeat_another_are_left_out_where_only_unique_ones_are_wanted(tmp_path):
+    from trajlake_pipelines.dedupe import dedupe
+
+    lake = trajlake.create(tmp_path / "lake")
+    for number, worker in enumerate("ab"):
+        with lake.writer(run="run", worker=worker) as writer:
+            for episode_id in (f"same{number}", f"own{number}"):
+                with writer.episode(episode_id=episode_id, task_id=1) as episode:
+                    episode.step(message="hello" if "same" in episode_id else f"only {number}")
+                    episode.end(reward=1.0)
+    compact(lake)
+    dedupe(lake)
+    snapshot = lake.snapshot()
+    assert snapshot.export(tmp_path / "all").episodes == 4
+    report = snapshot.export(tmp_path / "unique", unique=True)
+    assert (report.episodes, report.manifest["left_out_repeated"]) == (3, 1)
+    assert len(snapshot.sampler(unique=True)) == 3
+    for name, unique in (("all", True), ("unique", False)):
+        with pytest.raises(ExportError, match="another export"):
+            snapshot.export(tmp_path / name, unique=unique)

@@ -389,10 +389,9 @@ def test_no_item_comes_more_often_than_it_may(name):
 
 def test_what_has_come_often_enough_raises_the_chances_of_the_others():
     firsts, seconds = [], []
+    rows = episodes(3, reward=[1.0, 2.0, 3.0])
     for seed in range(1200):
-        drawn = sampler(
-            "prioritized", episodes(3, reward=[1.0, 2.0, 3.0]), options={"alpha": 1.0}, seed=seed, max_times_sampled=1
-        )
+        drawn = sampler("prioritized", rows, options={"alpha": 1.0}, seed=seed, max_times_sampled=1)
         one, two = drawn.take(2)
         firsts.append(one.item)
         if one.item == 2:

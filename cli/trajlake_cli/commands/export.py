@@ -18,6 +18,7 @@ from trajlake_cli.session import Session, pass_session
 @click.option("--shards", type=click.IntRange(min=1), default=1, help="How many files.")
 @seed_option
 @where_option
+@click.option("--unique", is_flag=True, help="Leave out episodes that repeat the content of another.")
 @output_option()
 @pass_session
 def command(
@@ -28,6 +29,7 @@ def command(
     shards: int,
     seed: int,
     where: str | None,
+    unique: bool,
     output: Output,
 ) -> None:
     """Write episodes as shards for offline training into a folder, with a manifest that says what they are.
@@ -43,15 +45,18 @@ def command(
     session.interrupted = "run the same command again to finish; nothing there looks like a finished export"
     snapshot = session.snapshot(token)
     with progress("export") as report:
-        done = snapshot.export(destination, format=format, shards=shards, seed=seed, where=where, on_progress=report)
+        done = snapshot.export(
+            destination, format=format, shards=shards, seed=seed, where=where, unique=unique, on_progress=report
+        )
     files = done.manifest["files"]
     output.rows(files, list(files[0]))
     if done.resumed_shards:
         say(f"{done.resumed_shards} of {len(files)} shards were there already, and are unchanged")
-    retracted = done.manifest["left_out_retracted"]
+    retracted, repeated = done.manifest["left_out_retracted"], done.manifest.get("left_out_repeated", 0)
     say(
         f"{done.episodes:,} episodes"
         + (f" ({retracted:,} retracted ones were left out)" if retracted else "")
+        + (f" ({repeated:,} that repeat another were left out)" if repeated else "")
         + f" in {len(files)} files; {done.destination}/manifest.json says what they are"
     )
     say(f"snapshot {snapshot.token}, seed {seed}")

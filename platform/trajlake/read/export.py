@@ -59,10 +59,12 @@ def export(
     shards: int,
     seed: int,
     where: str | None,
+    unique: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ExportReport:
     """Write the episodes that fit `where`, one row each, shuffled by `seed`, into `shards` files of nearly equal rows.
 
+    Retracted episodes are left out, and with `unique` those that repeat the content of another.
     `format` is `parquet` (the portable profile: flat columns, nested values as JSON text) or `jsonl`. The same
     snapshot, filter, seed and number of shards give the same bytes. `on_progress` gets episodes done and episodes
     in all. Raises UsageError, QueryError, ExportError.
@@ -83,10 +85,11 @@ def export(
         "seed": seed,
         "format": format,
         "shards": shards,
+        "unique": unique,
     }
     if (done := _finished(target, plan)) is not None:
         return done
-    rows, retracted = _chosen(snapshot, where, seed)
+    rows, retracted, repeated = _chosen(snapshot, where, seed, unique)
     work = target.with_name(target.name + ".incomplete")
     with _working_folder(work, plan):
         files, resumed = _write_shards(snapshot, rows, work, format, shards, on_progress)
@@ -95,6 +98,7 @@ def export(
             "episodes": len(rows),
             "steps": sum(file.steps for file in files),
             "left_out_retracted": retracted,
+            "left_out_repeated": repeated,
             "files": [asdict(file) for file in files],
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "trajlake": version("trajlake"),
@@ -123,14 +127,15 @@ def _register(
         _log.warning("%s is finished, but could not be put into the lake's lineage: %s", target, error)
 
 
-def _chosen(snapshot: Snapshot, where: str | None, seed: int) -> tuple[pl.DataFrame, int]:
-    """The episode rows in the order of the export, and how many were left out because they are retracted."""
+def _chosen(snapshot: Snapshot, where: str | None, seed: int, unique: bool) -> tuple[pl.DataFrame, int, int]:
+    """The episode rows in the order of the export, and how many were left out: retracted, and repeating another."""
     rows = snapshot.collect(snapshot.where(where).sort("episode_id"))
     usable = rows.filter(pl.col("retracted").is_null())
-    if usable.is_empty():
+    chosen = usable.filter(pl.col("duplicate_of").is_null()) if unique else usable
+    if chosen.is_empty():
         raise UsageError("no episode fits" + (f" {where!r}" if where else ": the snapshot is empty"))
-    order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(usable))
-    return usable[order], len(rows) - len(usable)
+    order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(chosen))
+    return chosen[order], len(rows) - len(usable), len(usable) - len(chosen)
 
 
 def _write_shards(

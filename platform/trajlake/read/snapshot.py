@@ -201,12 +201,22 @@ class Snapshot:
         shards: int = 1,
         seed: int = 0,
         where: str | None = None,
+        unique: bool = False,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> ExportReport:
         """Write the episodes as training shards: see trajlake.read.export."""
         from trajlake.read.export import export
 
-        return export(self, destination, format=format, shards=shards, seed=seed, where=where, on_progress=on_progress)
+        return export(
+            self,
+            destination,
+            format=format,
+            shards=shards,
+            seed=seed,
+            where=where,
+            unique=unique,
+            on_progress=on_progress,
+        )
 
 
 def _sizes(table: DeltaTable) -> dict[str, int]:
