@@ -13,7 +13,7 @@ from trajlake.errors import UsageError
 from trajlake.read import draws as draws_module
 from trajlake.read.draws import occurrences, shuffled
 from trajlake.read.items import Window
-from trajlake.read.population import Recipe, population, sorted_by_id
+from trajlake.read.population import Recipe, population
 from trajlake.read.prioritized import SumTree
 from trajlake.read.sampler import Sampler
 from trajlake.read.strategies import strategies, strategy_of
@@ -447,14 +447,6 @@ def test_a_recipe_is_read_back_from_json():
         assert strategy_of(json.loads(json.dumps(strategy.to_json())), {}).to_json() == strategy.to_json()
     with pytest.raises(UsageError, match="does not describe a sampler"):
         Recipe.from_json({"seed": 1})
-
-
-@given(st.lists(st.text("ab\0é", min_size=2, max_size=3), max_size=20), st.booleans())
-def test_ids_are_sorted_by_their_bytes_whatever_their_lengths(ids, same_length):
-    ids = [text.encode().ljust(8, b"x")[:8].decode(errors="replace") for text in ids] if same_length else ids
-    frame = pl.DataFrame({"episode_id": ids, "row": range(len(ids))}, schema={"episode_id": pl.String, "row": pl.Int64})
-    found = sorted_by_id(frame[len(ids) // 3 :])["episode_id"].to_list()
-    assert found == sorted(ids[len(ids) // 3 :], key=str.encode)
 
 
 @given(st.lists(st.integers(0, 5), max_size=30))
