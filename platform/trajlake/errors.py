@@ -16,6 +16,7 @@ TrajlakeError
  ├─ SnapshotExpired          the files of an old snapshot were removed
  ├─ SegmentUnreadable        a landing segment is not what a Writer wrote
  ├─ FormatError              a file cannot be imported
+ │   └─ NoTrajectories       and need not be: it is known to hold none
  ├─ WriterClosed / NotDurable
  └─ ExportError
 """
@@ -32,6 +33,7 @@ __all__ = [
     "LakeExists",
     "LakeMissing",
     "LakeTooNew",
+    "NoTrajectories",
     "NotDurable",
     "ObjectMissing",
     "QueryError",
@@ -105,6 +107,10 @@ class SegmentUnreadable(TrajlakeError):
 
 class FormatError(TrajlakeError):
     """The file, or one row of it, is not in a format that can be imported."""
+
+
+class NoTrajectories(FormatError):
+    """The file is of a kind that is known and holds no trajectories; the text says what to import instead."""
 
 
 class WriterClosed(UsageError):

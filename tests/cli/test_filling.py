@@ -53,7 +53,7 @@ def test_import_refuses_rows_one_by_one(run: Any, lake: str, tmp_path: Path) -> 
     result = run("import", write(tmp_path / "results.json", rows), "--lake", lake, code=1)
     assert f"{tmp_path}/results.json: row 2: " in result.stderr
     assert "3 rows in = 2 episodes + 1 refused" in result.stderr
-    assert result.stderr.splitlines()[-1] == "trajlake: 1 rows were refused, as said above; the others are in"
+    assert result.stderr.splitlines()[-1] == "trajlake: 1 row refused, as said above; the others are in"
     assert list(Path(lake).glob("landing/imported/*/*/*.arrow"))
 
 
@@ -165,3 +165,18 @@ def test_a_local_server_by_command(run: Any, tmp_path: Path, monkeypatch: pytest
     finally:
         assert "stopped" in run("dev", "down", "--folder", folder).stderr
     assert "no server runs" in run("dev", "down", "--folder", folder).stderr
+
+
+@pytest.mark.unit
+def test_files_of_a_folder_that_hold_no_trajectories_are_left_out_and_are_no_failure(
+    run: Any, lake: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+    (folder / "notes.md").write_text("# What this is\n")
+    result = run("import", folder, "--lake", lake, "--output", "json")
+    states = {Path(row["file"]).name: row["state"] for row in json.loads(result.stdout)}
+    assert states["chat.jsonl"] == "read"
+    assert states["notes.md"] == "left out"
+    assert "1 file could not be imported" in run("import", folder / "notes.md", "--lake", lake, code=1).stderr

@@ -150,6 +150,8 @@ def in_words(done: CompactionReport) -> list[str]:
     ):
         if number:
             lines.append(_count(number, one, many))
+    if done.pending_episodes:
+        lines.append("where their workers are gone for good: `compact --stale-after 1h` seals them as aborted")
     return lines
 
 

@@ -78,7 +78,7 @@ def command(
 
     Each row becomes an episode or is refused with its reason; the good rows of a file with bad ones are imported.
     An import that was stopped goes on when it is called again: files that are in already are left out. Exit code 1
-    where anything was refused.
+    where anything was refused; files in a folder that are known to hold no trajectories are named and left out.
 
     \b
     Examples:
@@ -121,6 +121,8 @@ def command(
                 again=again,
                 on_progress=on_progress,
             )
+    for file in result.files:
+        file.left_out = file.left_out and str(file.path) not in files  # who names a file wants it
     output.rows(
         [
             {
@@ -140,6 +142,8 @@ def command(
 
 
 def _state(file: FileReport) -> str:
+    if file.left_out:
+        return "left out"
     if file.error is not None:
         return "refused" if not file.episodes else "read in part"
     return "in already" if file.already else "read"
@@ -159,17 +163,23 @@ def _tell(result: ImportReport, dry_run: bool) -> bool:
     if already := [file for file in result.files if file.already]:
         say(f"{len(already):,} files were in already and were not read (--again reads them)")
     say(f"{result.rows_in:,} rows in = {result.episodes:,} episodes + {result.refused:,} refused")
+    if left := sum(file.left_out for file in result.files):
+        say(f"{_count(left, 'file')} in the folder left out: known, and no trajectories")
     if not result.files:
         say("trajlake: there are no files in what was named")
         return False
-    bad = [f"{result.refused:,} rows were refused"] if result.refused else []
-    bad += [f"{len(result.failed):,} files could not be read to their end"] if result.failed else []
+    bad = [f"{_count(result.refused, 'row')} refused"] if result.refused else []
+    bad += [f"{_count(len(result.failed), 'file')} could not be imported, or not to the end"] if result.failed else []
     if bad:
         rest = "" if not result.episodes else "; the others are fine" if dry_run else "; the others are in"
         say(f"trajlake: {' and '.join(bad)}, as said above{rest}")
         return False
     say("nothing was written (--dry-run)" if dry_run else "next: `trajlake compact` puts them into the tables")
     return True
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _error_of(file: FileReport) -> str:

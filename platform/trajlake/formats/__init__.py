@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from trajlake.errors import FormatError, UsageError
+from trajlake.errors import FormatError, NoTrajectories, UsageError
 from trajlake.formats.base import Format, Record, Refused
 from trajlake.formats.foreign import explain
 from trajlake.formats.source import Source, open_source
@@ -54,7 +54,7 @@ def detect_source(source: Source) -> Format:
         if candidate.detect(source):
             return candidate
     if (words := explain(source)) is not None:
-        raise FormatError(f"{source.path}: not imported: {words}")
+        raise NoTrajectories(f"{source.path}: not imported: {words}")
     raise FormatError(
         f"{source.path}: not a format that is known ({', '.join(FORMATS)}): {source.appearance}. "
         "Name the format if it is one of these, describe it with a mapping file (--mapping), or write it as JSON "

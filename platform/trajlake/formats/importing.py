@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from trajlake.errors import FormatError, UsageError
+from trajlake.errors import FormatError, NoTrajectories, UsageError
 from trajlake.formats import Format, Record, Refused, Source, detect_source, format_named, open_source
 from trajlake.formats.ledger import Ledger
 from trajlake.formats.rebuild import SOURCE_ROW
@@ -29,8 +29,9 @@ class FileReport:
     """What became of one file: `rows_in == episodes + refused`.
 
     `refusals` and `notes` are the first hundred: of the refused, and of where the file contradicts itself (its rows
-    win). `error` says why the file was not read at all, or not further. `already` says that the run has the file from
-    an earlier import; the figures are of that one, and nothing was read.
+    win). `error` says why the file was not read at all, or not further; `left_out` that it is of a
+    kind that is known to hold no trajectories, so that nothing is missing. `already` says that the run has the file
+    from an earlier import; the figures are of that one, and nothing was read.
     """
 
     path: Path
@@ -42,6 +43,7 @@ class FileReport:
     refusals: list[Refused] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: str | None = None
+    left_out: bool = False
     already: bool = False
 
 
@@ -69,8 +71,8 @@ class ImportReport:
 
     @property
     def failed(self) -> list[FileReport]:
-        """The files with an `error`."""
-        return [file for file in self.files if file.error is not None]
+        """The files with an `error`, but those that are left out."""
+        return [file for file in self.files if file.error is not None and not file.left_out]
 
 
 def import_files(
@@ -113,6 +115,7 @@ def import_files(
             waiting += source.size
         except (FormatError, OSError) as error:
             file.error = _bounded(str(error).removeprefix(f"{path}: "))
+            file.left_out = isinstance(error, NoTrajectories)
         if waiting >= _FLUSH_BYTES:
             _put_down(writer, ledger, pending)
             waiting = 0

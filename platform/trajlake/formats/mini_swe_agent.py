@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
-from trajlake.errors import FormatError
+from trajlake.errors import FormatError, NoTrajectories
 from trajlake.formats.base import Format, Record, Refused, any_row, fits_begin, fits_end, fits_step, per_row, write_rows
 from trajlake.formats.json_rows import loads
 from trajlake.formats.messages import arguments
@@ -59,7 +59,7 @@ def _is_report(value: Any) -> bool:
 def _read(source: Source) -> Iterator[Record | Refused]:
     values = source.first_values
     if values and all(map(_is_report, values)):
-        raise FormatError(
+        raise NoTrajectories(
             f"{source.path}: an SWE-bench evaluation report, which holds no trajectories: it says which instances were "
             "resolved, and not in which run. Import the .traj.json files, and give what it says as scores: "
             "Writer.score(episode_id, 'resolved', 1.0)"

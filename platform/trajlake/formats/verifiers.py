@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from trajlake.errors import FormatError
+from trajlake.errors import FormatError, NoTrajectories
 from trajlake.formats.base import Format, Record, Refused, any_row, fits_begin, fits_end, from_row, write_rows
 from trajlake.formats.chat import chat_steps
 from trajlake.formats.json_rows import loads
@@ -46,7 +46,7 @@ def _is_metadata(value: Any) -> bool:
 def _read(source: Source) -> Iterator[Record | Refused]:
     values = source.first_values
     if values and all(map(_is_metadata, values)):
-        raise FormatError(
+        raise NoTrajectories(
             f"{source.path}: metadata of a verifiers evaluation, which holds no rollouts: "
             "it is read with the results.jsonl beside it"
         )
