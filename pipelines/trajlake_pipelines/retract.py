@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 
 from trajlake.errors import EpisodeMissing, UsageError
 from trajlake.lake import Lake
-from trajlake.read.lineage import _META as META
-from trajlake.read.lineage import LINEAGE
+from trajlake.read.lineage import LINEAGE, META
 from trajlake_pipelines import retract_job
 from trajlake_pipelines.compact import compact
 from trajlake_pipelines.job import carry_out_own

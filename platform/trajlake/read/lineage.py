@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trajlake.lake import Lake
 
 LINEAGE = "lineage"
-_META = b"trajlake.lineage"
+META = b"trajlake.lineage"
 _SCHEMA = pa.schema([("episode_id", pa.string()), ("part", pa.string()), ("position", pa.int64())])
 _THREADS = 8
 
@@ -59,7 +59,7 @@ def register(lake: Lake, kind: str, name: str, what: dict[str, Any], rows: pl.Da
     }
     table = rows.sort("episode_id", "position").to_arrow().select(_SCHEMA.names).cast(_SCHEMA)
     sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata({_META: json.dumps(body).encode()}), sink, compression="zstd")
+    pq.write_table(table.replace_schema_metadata({META: json.dumps(body).encode()}), sink, compression="zstd")
     outcome = lake.store.put_if_absent(f"{LINEAGE}/{kind}/{digest}.parquet", bytes(sink.getvalue()))
     if isinstance(outcome, Unknown):
         raise StoreUnavailable(str(outcome.error)) from outcome.error
@@ -76,7 +76,7 @@ def uses_of(lake: Lake, episode_id: str) -> list[Use]:
 
 def _uses(lake: Lake, key: str, episode_id: str) -> list[Use]:
     file = pq.ParquetFile(pa.BufferReader(lake.store.get(key)))
-    about = json.loads(file.schema_arrow.metadata[_META])
+    about = json.loads(file.schema_arrow.metadata[META])
     table = file.read()
     mine = table.filter(pc.equal(table["episode_id"], episode_id))
     digest = key.rsplit("/", 1)[1].removesuffix(".parquet")
