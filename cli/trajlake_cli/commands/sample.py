@@ -136,14 +136,15 @@ def command(
     )
     sampler.draw(position)
     batch = sampler.batch(number)
-    _show(batch.samples, output)
-    for reason, count in sampler.left_out.items():
-        say(f"{count:,} episodes were left out: {reason}")
+    # The files come before anything is printed: whoever reads that may stop reading.
     if target is not None:
         _write(target, batch)
     if manifest is not None:
         write_manifest(manifest, snapshot, sampler, batch.samples)
         say(f"written down in {manifest}: trajlake sample --from {manifest} draws the same")
+    _show(batch.samples, output)
+    for reason, count in sampler.left_out.items():
+        say(f"{count:,} episodes were left out: {reason}")
     say(f"snapshot {snapshot.token}")
 
 
@@ -162,9 +163,9 @@ def _again(session: Session, source: str, target: str | None, output: Output) ->
 
     manifest = read_manifest(source)
     batch = open_manifest(session.lake(), manifest)
-    _show(batch.samples, output)
     if target is not None:
         _write(target, batch)
+    _show(batch.samples, output)
     say(f"snapshot {manifest['snapshot']}")
 
 
