@@ -25,8 +25,8 @@ def command(session: Session, episode: str, token: str | None, output: Output) -
 
     \b
     Examples:
-      trajlake --lake ./lake lineage 0197
-      trajlake --lake ./lake lineage 0197 --output json
+      trajlake --lake ./lake lineage 01a22cbd651f7b
+      trajlake --lake ./lake lineage 01a22cbd651f7b --output json
     """
     from trajlake.read.lineage import uses_of
 

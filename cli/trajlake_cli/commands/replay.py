@@ -57,10 +57,10 @@ def command(
 
     \b
     Examples:
-      trajlake --lake ./lake replay 0197
+      trajlake --lake ./lake replay 01a22cbd651f7b
       trajlake --lake ./lake replay --failed --limit 1
       trajlake --lake ./lake replay --where "task_id = '17'" --interactive
-      trajlake --lake ./lake replay 0197 --step 12 --max-chars 0
+      trajlake --lake ./lake replay 01a22cbd651f7b --step 12 --max-chars 0
     """
     if bool(episodes) == bool(where or failed):
         raise click.UsageError("give the ids of episodes, or choose them by --failed or --where")

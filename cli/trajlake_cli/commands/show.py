@@ -26,8 +26,8 @@ def command(session: Session, episode: str, token: str | None, output: Output) -
 
     \b
     Examples:
-      trajlake --lake ./lake show 0197
-      trajlake --lake ./lake show 0197 --output json | jq '.[0].steps[3].tool_calls'
+      trajlake --lake ./lake show 01a22cbd651f7b
+      trajlake --lake ./lake show 01a22cbd651f7b --output json | jq '.[0].steps[3].tool_calls'
     """
     trajectory = session.snapshot(token).episode(episode.rstrip(ELLIPSIS))
     row: dict[str, Any] = dict(trajectory.episode)
