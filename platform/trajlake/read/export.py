@@ -198,8 +198,9 @@ def _finished(target: Path, plan: dict[str, Any]) -> ExportReport | None:
                         f"{target / file['name']} is missing or was changed: remove {target} and export again"
                     )
             return ExportReport(target, manifest, len(manifest["files"]))
+        differing = [name for name, value in plan.items() if manifest.get(name) != value]
         raise ExportError(
-            f"{target} holds another export ({manifest.get('snapshot')}): choose another folder or remove it"
+            f"{target} holds another export ({' and '.join(differing)} differ): choose another folder or remove it"
         )
     if not target.is_dir() or any(target.iterdir()):
         raise ExportError(f"{target} exists and is no export: choose another folder or remove it")
