@@ -34,7 +34,7 @@ def complete(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["re"], ["replay"]),
+        (["re"], ["replay", "retract"]),
         (["--lake", "x", "co"], ["compact", "completion"]),
         (["dev", ""], ["down", "status", "up"]),
         (["episodes", "--fa"], ["--failed"]),
