@@ -20,7 +20,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trajlake import errors
+    from trajlake import errors, gym
     from trajlake.ingest.episode import Episode
     from trajlake.ingest.writer import Writer
     from trajlake.lake import Lake, connect, create
@@ -41,7 +41,10 @@ __all__ = [
     "connect",
     "create",
     "errors",
+    "gym",
 ]
+
+_MODULES = ("errors", "gym")
 
 _HOMES = {
     "Episode": "trajlake.ingest.episode",
@@ -58,8 +61,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return version("trajlake")
-    if name == "errors":
-        return import_module("trajlake.errors")
+    if name in _MODULES:
+        return import_module(f"trajlake.{name}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'trajlake' has no attribute {name!r}")

@@ -152,3 +152,9 @@ def test_every_command_that_the_readme_names_is_there():
     named = set(re.findall(r"(?:^    |`|&& |\$\()trajlake (?:--\S+ \S+ )?([a-z]+)", text, flags=re.M))
     assert {"init", "compact", "import", "stats", "episodes", "replay", "query", "sample", "export"} <= named
     assert named <= set(re.findall(r"^  ([a-z]+) ", helped, flags=re.M))
+
+
+def test_the_documented_names_are_there_after_a_plain_import():
+    script = "import trajlake; trajlake.gym.record, trajlake.errors.LakeMissing, trajlake.connect, trajlake.Writer"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
