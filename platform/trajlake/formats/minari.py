@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import importlib
 import io
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from tokenize import TokenError
 from typing import Any, cast
 
 import numpy as np
@@ -31,6 +33,18 @@ _EVALUATIONS = ("timesteps", "results", "ep_lengths")
 _ARROW_COLUMNS = {"episode_id", "observations", "actions", "rewards", "terminations", "truncations"}
 _ENDS = ("rewards", "terminations", "truncations")
 _LONGEST_HEADER = 10_000  # bytes of an array's header, as numpy allows
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_NO_HEADER = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    SyntaxError,
+    TokenError,
+    RecursionError,
+    MemoryError,
+)
+"""What numpy raises for a header that is none: it parses Python's syntax."""
 
 
 def _detect(source: Source) -> bool:
@@ -87,12 +101,12 @@ def _array(data: bytes) -> Array:
     """The array in a `.npy` member: only plain elements, and as many as there are bytes for."""
     file = io.BytesIO(data)
     try:
-        version = np.lib.format.read_magic(file)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        shape, fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
-    except KeyError:
-        raise FormatError("its .npy version is neither 1.0 nor 2.0") from None
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        with warnings.catch_warnings(action="ignore"):  # of headers that Python 2 wrote
+            version = np.lib.format.read_magic(file)
+            if version not in _HEADERS:
+                raise FormatError("its .npy version is neither 1.0 nor 2.0")
+            shape, fortran, dtype = _HEADERS[version](file, max_header_size=_LONGEST_HEADER)
+    except _NO_HEADER as error:
         raise FormatError(f"not an array of NumPy: {error}") from error
     if dtype.hasobject:
         raise FormatError("an array of objects is a pickle, which can run any code: it is never loaded")

@@ -6,18 +6,20 @@ import csv
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trajlake.errors import FormatError
+from trajlake.errors import FormatError, UsageError
 from trajlake.formats import Format, Record, Refused, detect_source, open_source
 from trajlake.formats.rebuild import SOURCE_ROW, difference, stored
 from trajlake.ingest.episode import EpisodeFields
 from trajlake.ingest.segment import Event, encode_batch
+from trajlake.read.trajectory import Trajectory
 
 _LEAVES = st.one_of(
     st.none(),
@@ -75,30 +77,54 @@ def _mutate(draw: st.DrawFn, target: Any) -> None:
         target[draw(names)] = target.pop(place)
 
 
+@dataclass(frozen=True)
+class Items:
+    """What reading a file gave; a FormatError is among what was refused."""
+
+    records: list[Record]
+    refused: list[Refused | FormatError]
+
+
 def check(format: Format, path: Path) -> list[Record]:
-    """Read the file, and write it again: records and refusals, no other failure, and where nothing is refused the
-    file comes out as it went in. Returns the records."""
-    source = open_source(path)
-    with suppress(FormatError):
-        detect_source(source)
+    """As `check_items`; returns the records."""
+    return check_items(format, path).records
+
+
+def check_items(format: Format, path: Path) -> Items:
+    """Read the file, and write it again where the format has a way back: records and refusals, no other failure, and
+    where nothing is refused the file comes out as it went in."""
+    refused: list[Refused | FormatError] = []
+    records: list[Record] = []
+    trajectories: list[Trajectory] = []
     try:
-        items = list(format.read(source))
-    except FormatError:
-        return []
-    assert all(isinstance(item, (Record, Refused)) for item in items)
-    records = [item for item in items if isinstance(item, Record)]
+        source = open_source(path)
+        with suppress(FormatError):
+            detect_source(source)
+        for item in format.read(source):
+            assert isinstance(item, (Record, Refused))
+            if isinstance(item, Refused):
+                refused.append(item)
+                continue
+            try:
+                trajectories.append(stored(_completed(item, len(records) + 1)))
+                records.append(item)
+            except UsageError as error:  # as the import refuses it
+                assert format.write is None
+                refused.append(Refused(item.key, str(error)))
+    except FormatError as error:
+        refused.append(error)
     assert len({record.key for record in records}) == len(records)
-    trajectories = [stored(_completed(record, number)) for number, record in enumerate(records, 1)]
     # In the writer's thread an error would be too late.
     encode_batch([_event(trajectory.steps, index) for index, trajectory in enumerate(trajectories)])
-    assert format.write is not None
-    written = path.with_name("written")
-    written.write_bytes(b"".join(format.write(iter(trajectories))))
-    if records and len(records) == len(items):
-        rows = [row.value for row in source.rows() if not isinstance(row, Refused)]
-        again = [row.value for row in open_source(written).rows() if not isinstance(row, Refused)]
-        assert difference(rows, again) == []
-    return records
+    if format.write is not None:
+        written = path.with_name("written")
+        written.write_bytes(b"".join(format.write(iter(trajectories))))
+        if records and not refused:
+            values = source.rows if format.values is None else partial(format.values, source)
+            rows = [row.value for row in values() if not isinstance(row, Refused)]
+            again = [row.value for row in open_source(written).rows() if not isinstance(row, Refused)]
+            assert difference(rows, again) == []
+    return Items(records, refused)
 
 
 def _completed(record: Record, row: int) -> Record:

@@ -154,6 +154,22 @@ def test_a_header_that_promises_more_than_there_is(put: Any, run_import: Any) ->
     assert "does not fit its 80 bytes" in str(file.error)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["{'shape'u°(", "()", "{'descr': (), 'fortran_order': False, 'shape': (10,)}", "[" * 300, "{'descr': '<f8'"],
+)
+def test_a_header_that_is_none_refuses_the_file(put: Any, run_import: Any, text: str) -> None:
+    header = text.encode("latin-1").ljust(1000) + b"\n"
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as zipped:
+        for name in ("obs", "acts", "terminal", "indices"):
+            zipped.writestr(
+                f"{name}.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(80)
+            )
+    [file] = run_import(put(raw.getvalue())).report.files
+    assert "its array 'obs': not an array of NumPy" in str(file.error)
+
+
 # -- Minari ------------------------------------------------------------------------------------------------------
 
 
@@ -202,9 +218,10 @@ def test_hdf5_without_its_library_says_what_to_install(put: Any, monkeypatch: py
         list(format_named("minari").read(open_source(path)))
 
 
-def test_hdf5_groups_are_episodes(tmp_path: Path, run_import: Any) -> None:
-    h5py = pytest.importorskip("h5py", reason="h5py is optional")
-    path = tmp_path / "main_data.hdf5"
+def write_hdf5(path: Path) -> None:
+    """Three episodes of two actions, of which the second lacks its rewards."""
+    import h5py
+
     with h5py.File(path, "w") as file:
         for number in (0, 10, 2):
             group = file.create_group(f"episode_{number}")
@@ -216,6 +233,12 @@ def test_hdf5_groups_are_episodes(tmp_path: Path, run_import: Any) -> None:
             group["truncations"] = np.array([False, True])
             group.create_group("infos")["x"] = np.zeros(3)
         del file["episode_2/rewards"]
+
+
+def test_hdf5_groups_are_episodes(tmp_path: Path, run_import: Any) -> None:
+    pytest.importorskip("h5py", reason="h5py is optional")
+    path = tmp_path / "main_data.hdf5"
+    write_hdf5(path)
     imported = run_import(path)
     [report] = imported.report.files
     assert (report.episodes, report.steps, [refused.row for refused in report.refusals]) == (2, 4, ["episode_2"])
