@@ -179,7 +179,9 @@ def _read_hdf5(source: Source) -> Iterator[Record | Refused]:
     try:
         h5py = importlib.import_module("h5py")
     except ImportError:
-        raise FormatError(f"{source.path}: an HDF5 file; to read it as a Minari dataset, pip install h5py") from None
+        raise FormatError(
+            f"{source.path}: an HDF5 file, which is read as a Minari dataset with h5py: pip install 'trajlake[minari]'"
+        ) from None
     try:
         with h5py.File(source.path, "r") as file:
             names = [name for name in file if name.startswith("episode_") and name[8:].isdigit()]

@@ -214,7 +214,7 @@ def test_hdf5_without_its_library_says_what_to_install(put: Any, monkeypatch: py
     monkeypatch.setitem(sys.modules, "h5py", None)
     path = put(b"\x89HDF\r\n\x1a\n" + bytes(100))
     assert detect(path).name == "minari"
-    with pytest.raises(FormatError, match="pip install h5py"):
+    with pytest.raises(FormatError, match=r"pip install 'trajlake\[minari\]'"):
         list(format_named("minari").read(open_source(path)))
 
 
