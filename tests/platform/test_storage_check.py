@@ -18,7 +18,7 @@ NAMES = [
     "write, read, list, delete",
     "create only if absent",
     "one winner of a race",
-    "listing in byte order",
+    "listing in order",
     "Delta commits exclude each other",
     "clocks agree",
     "latency",
@@ -60,7 +60,9 @@ class TestChecks:
         assert list(store.list()) == []
 
     def test_a_listing_out_of_order(self, tmp_path: Path) -> None:
-        assert failures(UnorderedStore(tmp_path)) == {"listing in byte order": "keys are not listed in byte order"}
+        assert failures(UnorderedStore(tmp_path)) == {
+            "listing in order": "objects are listed in the order of neither their keys nor their folders"
+        }
 
     def test_a_clock_that_is_late(self, tmp_path: Path) -> None:
         detail = failures(LateStore(tmp_path))["clocks agree"]

@@ -77,7 +77,8 @@ class ObjectStore(Protocol):
         ...
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose key starts with `prefix` and sorts after `start_after`, in byte order of their keys."""
+        """Objects whose key starts with `prefix` and comes after `start_after`, always in the same order: that of the
+        bytes of their keys, or `folder_order` where the server lists so. What comes before costs nothing."""
         ...
 
     def stat(self, key: str) -> ObjectInfo | None:
@@ -95,6 +96,16 @@ class ObjectStore(Protocol):
     def storage_options(self) -> dict[str, str] | None:
         """What those libraries need beside the address (endpoint, credentials), or None for local folders."""
         ...
+
+
+def byte_order(key: str) -> bytes:
+    """Sorts keys as S3 lists them: `a-b` before `a/b`."""
+    return key.encode()
+
+
+def folder_order(key: str) -> list[bytes]:
+    """Sorts keys as a server lists them that keeps a tree of folders: `a/b` before `a-b`."""
+    return [part.encode() for part in key.split("/")]
 
 
 def check_key(key: str) -> str:

@@ -24,7 +24,17 @@ from minio.time import from_http_header
 from urllib3.exceptions import HTTPError
 
 from trajlake.errors import ObjectMissing, StoreError, StoreUnavailable, UsageError
-from trajlake.storage.base import ByteRange, Lost, ObjectInfo, PutOutcome, Unknown, Won, check_key
+from trajlake.storage.base import (
+    ByteRange,
+    Lost,
+    ObjectInfo,
+    PutOutcome,
+    Unknown,
+    Won,
+    byte_order,
+    check_key,
+    folder_order,
+)
 from trajlake.storage.s3_client import READ_SECONDS, S3Client, find_endpoint, find_region
 from trajlake.storage.s3_errors import UNREACHABLE, AlreadyThereError, explain
 
@@ -32,6 +42,8 @@ PATIENCE_SECONDS = 30.0
 CONNECT_PATIENCE_SECONDS = 2.0
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
+
+FIRST_PAGE = 100  # keys: who lists what is new after a key often needs no more, and others ask once more
 
 RANGE_THREADS = 8
 RANGE_GAP = 64 * 1024
@@ -141,24 +153,26 @@ class S3Store:
         return found
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Objects in byte order of their keys, a page of 1,000 at a time.
+        """Objects in byte order of their keys, on SeaweedFS in folder order; a page of up to 1,000 at a time.
 
-        SeaweedFS lists in the order of its folder tree (`a/b` before `a-b`), so there everything below `prefix`
-        is read and sorted first. Raises `StoreError` where another server lists out of order.
+        Raises `StoreError` where the server keeps neither order, since then a listing after a key could miss some.
         """
         if self._keeps_tree_order is None:
             self._look_at_bucket()
+        begin = start_after
         if self._keeps_tree_order:
-            everything = self._list_as_served(prefix, "")
-            found = (info for info in everything if info.key.encode() > start_after.encode())
-            yield from sorted(found, key=lambda info: info.key.encode())
-            return
-        last = start_after.encode()
-        for info in self._list_as_served(prefix, start_after):
-            if info.key.encode() <= last:
-                raise StoreError(f"{self._endpoint.url} lists {info.key!r} after {last.decode()!r}: out of order")
-            last = info.key.encode()
-            yield info
+            # SeaweedFS looks at a key outside of the prefix as bytes, and leaves out a whole folder of that name.
+            # Without its last character it comes earlier, and next to nothing lies between.
+            begin = start_after.rstrip("/")[:-1] if start_after.startswith(prefix) else ""
+        order: Callable[[str], Any] = folder_order if self._keeps_tree_order else byte_order
+        after, previous = order(start_after), ""
+        for info in self._list_as_served(prefix, begin):
+            place = order(info.key)
+            if place <= order(previous):
+                raise StoreError(f"{self._endpoint.url} lists {info.key!r} after {previous!r}: out of order")
+            previous = info.key
+            if place > after:
+                yield info
 
     def stat(self, key: str) -> ObjectInfo | None:
         """The object's size and time of creation, or None where there is none."""
@@ -224,6 +238,7 @@ class S3Store:
 
     def _list_as_served(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
         query = {"list-type": "2", "encoding-type": "url", "delimiter": "", "prefix": self._root + prefix}
+        query["max-keys"] = str(FIRST_PAGE)
         if start_after:
             query["start-after"] = self._root + start_after
         more = True
@@ -234,6 +249,7 @@ class S3Store:
             except (ElementTree.ParseError, ValueError) as error:
                 raise StoreError(f"{self._endpoint.url} does not answer as an S3 server does: {error}") from error
             query["continuation-token"] = token or ""
+            query["max-keys"] = "1000"
             yield from (self._describe(entry) for entry in found if not entry.is_dir)
 
     def _describe(self, entry: Object) -> ObjectInfo:
