@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import click
 
-from trajlake_cli.text import message_line
+from trajlake_cli.text import message_line, one_line
 
 FAILED = 1
 INTERRUPTED = 130  # 128 + SIGINT, as shells expect
@@ -27,7 +27,11 @@ def end_for(error: BaseException, ctx: click.Context, interrupted: str) -> NoRet
         ctx.exit(INTERRUPTED)
     if is_debugging():
         raise error
-    complain(str(error) or type(error).__name__ if _is_ours(error) else _unexpected(error))
+    candidates = _candidates(error)
+    text = str(error).split("\n")[0] if candidates else str(error)
+    complain(text or type(error).__name__ if _is_ours(error) else _unexpected(error))
+    for line in candidates:
+        print(f"  {one_line(line)}", file=sys.stderr)  # noqa: T201
     ctx.exit(FAILED)
 
 
@@ -76,6 +80,13 @@ def _is_ours(error: BaseException) -> bool:
     """Asked without importing anything: an error of ours has brought its module along."""
     errors = sys.modules.get("trajlake_schemas.errors")
     return errors is not None and isinstance(error, errors.TrajlakeError)
+
+
+def _candidates(error: BaseException) -> list[str]:
+    """What an error of ours has to say below its first line."""
+    errors = sys.modules.get("trajlake.errors")
+    is_list = errors is not None and isinstance(error, errors.EpisodeAmbiguous)
+    return str(error).split("\n")[1:] if is_list else []
 
 
 def _unexpected(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from trajlake_cli.session import AGAIN, Session
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start": ("demo", "init", "doctor", "dev"),
     "Fill": ("import", "certify", "compact"),
-    "Look": ("runs", "episodes", "show", "query", "stats", "replay"),
+    "Look": ("runs", "episodes", "show", "query", "stats", "compare", "replay"),
     "Train": ("sample", "export", "lineage"),
     "Keep": ("spool", "segments", "dedupe", "optimize", "retract", "vacuum", "schema", "completion"),
 }

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
+STATUSES = ("completed", "truncated", "aborted", "failed")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -65,11 +66,31 @@ def where_option(command: Decorated) -> Decorated:
     )(command)
 
 
-def failed_option(command: Decorated) -> Decorated:
-    """--failed, a condition that is asked for often enough to have a name."""
+def run_option(command: Decorated) -> Decorated:
+    """--run, the condition that is asked for most often."""
     return click.option(
-        "--failed", is_flag=True, help="Only failed episodes: success is false, or status is failed or aborted."
+        "--run", "runs", multiple=True, metavar="NAME", help="Only episodes of this run; may be repeated."
     )(command)
+
+
+def failed_option(command: Decorated) -> Decorated:
+    """--failed and --status, conditions that are asked for often enough to have names."""
+    command = click.option(
+        "--status",
+        type=click.Choice(STATUSES),
+        multiple=True,
+        help="Only episodes that ended so (aborted: closed or killed before the end); may be repeated.",
+    )(command)
+    return click.option(
+        "--failed", is_flag=True, help="Only failed episodes: success is false, or an error ended them (status failed)."
+    )(command)
+
+
+def unique_option(command: Decorated) -> Decorated:
+    """--unique of everything that counts or draws."""
+    return click.option("--unique", is_flag=True, help="Leave out episodes that repeat the content of another.")(
+        command
+    )
 
 
 def seed_option(command: Decorated) -> Decorated:
@@ -79,17 +100,54 @@ def seed_option(command: Decorated) -> Decorated:
     )
 
 
-def condition_of(snapshot: Snapshot, where: str | None, failed: bool) -> str | None:
-    """The condition of --where and --failed together. Raises QueryError with what is wrong in `where`."""
+def condition_of(
+    snapshot: Snapshot,
+    where: str | None,
+    runs: Sequence[str] = (),
+    failed: bool = False,
+    status: Sequence[str] = (),
+) -> str | None:
+    """The condition of --where, --run, --failed and --status together. Raises QueryError with what is wrong in `where`,
+    UsageError for a run that is not there."""
     conditions = []
     if where:
         snapshot.where(where)  # here it is checked by itself, so that the error speaks of nothing else
-        conditions.append(f"({where})")
+        conditions.append(where)
     if failed:
         from trajlake.read.snapshot import FAILED
 
-        conditions.append(f"({FAILED})")
-    return " AND ".join(conditions) or None
+        conditions.append(FAILED)
+    if runs:
+        _check_runs(snapshot, runs)
+        conditions.append(f"run_id IN ({', '.join(map(_literal, runs))})")
+    if status:
+        conditions.append(f"status IN ({', '.join(map(_literal, status))})")
+    return " AND ".join(f"({each})" for each in conditions) if len(conditions) > 1 else next(iter(conditions), None)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _check_runs(snapshot: Snapshot, runs: Sequence[str]) -> None:
+    known = snapshot.collect(snapshot.episodes.select("run_id").unique())["run_id"].to_list()
+    for run in runs:
+        if run not in known:
+            from trajlake.errors import UsageError
+
+            raise UsageError(f"there is no run {run!r}; {nearest(run, known)}")
+
+
+def nearest(name: str, known: Sequence[str], *, most: int = 5) -> str:
+    """`did you mean a or b?`, else `there is a, b, …`: what to say where `name` is not among `known`."""
+    from difflib import get_close_matches
+
+    if near := get_close_matches(name, known, n=3):
+        return f"did you mean {' or '.join(near)}?"
+    if not known:
+        return "there is none yet"
+    shown = sorted(known)[:most]
+    return f"there is {', '.join(shown)}" + (f" and {len(known) - most:,} more" if len(known) > most else "")
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
@@ -150,13 +208,18 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic only in new
         return numbers
 
 
-def check_columns(wanted: Sequence[str], known: Sequence[str], table: str = "episodes") -> None:
-    """Raise a UsageError that names the first unknown column and those that are spelled alike."""
+def resolve_columns(wanted: Sequence[str], known: Sequence[str], table: str = "episodes") -> list[str]:
+    """The columns that are meant: `run` is run_id, `policy` is policy_name, as long as no column has that name itself.
+    Raises a UsageError that names the first unknown column and those that are spelled alike."""
     from difflib import get_close_matches
 
     from trajlake.errors import UsageError
 
+    found = []
     for name in wanted:
-        if name not in known:
+        meant = [column for column in (name, f"{name}_id", f"{name}_name") if column in known]
+        if not meant:
             alike = get_close_matches(name, known, n=3) or sorted(known)[:8]
             raise UsageError(f"table {table} has no column {name!r}; there is {', '.join(alike)}")
+        found.append(meant[0])
+    return found

@@ -39,7 +39,7 @@ class _Column:
     @property
     def least(self) -> int:
         """How narrow it may become."""
-        if self.is_numeric or self.name in _KEPT_WHOLE:
+        if self.is_numeric or self.name in _KEPT_WHOLE or any("±" in cell for cell in self.cells):
             return self.width
         return min(self.width, _SHORT_ID if self.is_id else _NARROWEST)
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
 from trajlake.storage import ObjectStore
+from trajlake.table.tombstones import TOMBSTONES, tombstone_key
 
-TOMBSTONES = "retracted"
-
-
-def tombstone_key(episode_id: str) -> str:
-    """Where the tombstone of an episode lies; its name says nothing about the episode."""
-    return f"{TOMBSTONES}/{hashlib.sha256(episode_id.encode()).hexdigest()}.json"
+__all__ = ["tombstone_key", "tombstones_among"]
 
 
 def tombstones_among(store: ObjectStore, episode_ids: Iterable[str]) -> list[str]:

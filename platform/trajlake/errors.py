@@ -12,6 +12,8 @@ TrajlakeError
  │   └─ StoreUnsafe          it ignores If-None-Match
  ├─ LakeMissing / LakeExists / LakeTooNew
  ├─ EpisodeMissing
+ │   ├─ EpisodeAmbiguous     the beginning of an id that several have
+ │   └─ EpisodeRemoved       it was retracted for good
  ├─ CommitStateUnknown       a commit may or may not have landed
  ├─ SnapshotExpired          the files of an old snapshot were removed
  ├─ SegmentUnreadable        a landing segment is not what a Writer wrote
@@ -27,7 +29,9 @@ __all__ = [
     "AccessRefused",
     "BucketMissing",
     "CommitStateUnknown",
+    "EpisodeAmbiguous",
     "EpisodeMissing",
+    "EpisodeRemoved",
     "ExportError",
     "FormatError",
     "LakeExists",
@@ -91,6 +95,14 @@ class LakeTooNew(TrajlakeError):
 
 class EpisodeMissing(TrajlakeError):
     """No episode of the snapshot has this id; `trajlake episodes` lists them."""
+
+
+class EpisodeAmbiguous(EpisodeMissing):
+    """Give more of the id. The lines below the first of the text are some of the episodes that begin so."""
+
+
+class EpisodeRemoved(EpisodeMissing):
+    """The episode was retracted for good; the text says why."""
 
 
 class CommitStateUnknown(TrajlakeError):

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from trajlake.errors import UsageError
-from trajlake_cli.options import Columns, Duration, Numbers, check_columns
+from trajlake_cli.options import Columns, Duration, Numbers, resolve_columns
 
 pytestmark = pytest.mark.unit
 
@@ -31,4 +31,4 @@ def test_lists() -> None:
 
 def test_unknown_columns_are_named_with_what_is_alike() -> None:
     with pytest.raises(UsageError, match="no column 'rewrad'; there is reward"):
-        check_columns(["reward", "rewrad"], ["episode_id", "reward", "task_id"])
+        resolve_columns(["reward", "rewrad"], ["episode_id", "reward", "task_id"])

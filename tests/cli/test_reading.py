@@ -63,8 +63,30 @@ def test_the_lake_may_be_named_before_the_command_or_in_the_environment(
 
 def test_episodes(ask: Any) -> None:
     result = ask("episodes", "--failed", "--sort", "-episode_id", "-o", "json")
-    assert [row["episode_id"][:2] for row in rows(result)] == ["b0", "a3", "a1"]
-    assert result.stderr == "3 of 3 episodes\n"
+    assert [row["episode_id"][:2] for row in rows(result)] == ["a3", "a1"]
+    assert result.stderr == "2 of 2 episodes\n"
+
+
+def test_aborted_episodes_are_not_failed_ones_and_are_found_by_their_status(ask: Any) -> None:
+    found = rows(ask("episodes", "--status", "aborted", "-o", "json"))
+    assert [row["episode_id"][:2] for row in found] == ["b0"]
+    both = rows(ask("episodes", "--status", "aborted", "--status", "completed", "--run", "agents", "-o", "json"))
+    assert {row["run_id"] for row in both} == {"agents"}
+    assert len(both) == 7
+    assert "○ aborted" in ask("replay", "--status", "aborted").stdout
+
+
+def test_a_run_that_is_not_there_is_named_with_those_that_are(ask: Any) -> None:
+    for command in ("episodes", "replay", "stats", "sample", "export"):
+        where = [command] if command != "export" else [command, "out"]
+        assert "there is no run 'agent'; did you mean agents?" in ask(*where, "--run", "agent", code=1).stderr
+    assert "there is agents, control" in ask("episodes", "--run", "zzz", code=1).stderr
+
+
+def test_short_names_of_columns(ask: Any) -> None:
+    found = rows(ask("episodes", "--columns", "run,policy,env", "--sort", "-run", "--limit", "1", "-o", "json"))
+    assert list(found[0]) == ["run_id", "policy_name", "env_name"]
+    assert found[0]["env_name"] == "CartPole-v1"
 
 
 def test_episodes_in_every_format(ask: Any) -> None:
@@ -115,7 +137,14 @@ def test_show(ask: Any) -> None:
     table = list(csv.DictReader(io.StringIO(ask("show", "a1", "-o", "csv").stdout)))
     assert [row["source"] for row in table] == ["user", "agent", "tool"]
     assert "no episode zzz" in ask("show", "zzz", code=1).stderr
-    assert "more than one" in ask("show", "a", code=1).stderr
+
+
+def test_the_beginning_of_several_ids_lists_them(ask: Any) -> None:
+    first, *others = ask("show", "a", code=1).stderr.splitlines()
+    assert first == "trajlake: 4 episodes begin with a: give more of the id"
+    assert others[0] == f"  a0{'0' * 30}  airline/airline/0  completed, solved"
+    assert len(others) == 4
+    assert "more than 5 episodes begin with" in ask("replay", "", code=1).stderr
 
 
 def test_query(ask: Any) -> None:
@@ -136,9 +165,32 @@ def test_stats(ask: Any) -> None:
     assert found["episodes"] == 4
     assert found["success_rate"] == 0.5
     assert (found["pass^1"], found["pass@1"], found["pass^2"], found["pass@2"]) == (0.5, 0.5, 0.0, 1.0)
-    assert "0.500 ± 0.289" in ask(*arguments).stdout
+    table = ask(*arguments)
+    assert "0.500 ± 0.289" in table.stdout
+    assert "± standard error over episodes, ddof 1\n" in table.stderr
+    assert "note" not in table.stderr
+    by_task = ask("stats", "--by", "task", "--where", "task_family = 'airline'", "--convention", "inspect")
+    assert by_task.stderr.startswith("± standard error over tasks (the mean of each task's trials), ddof 1\n")
     assert len(rows(ask("stats", "--by", "run_id", "--by", "task_id,trial", "-o", "json"))) == 7
     assert "no column 'nope'" in ask("stats", "--by", "nope", code=1).stderr
+
+
+def test_stats_of_one_value_or_of_equal_ones_look_no_more_certain_than_they_are(ask: Any) -> None:
+    one = ask("stats", "--where", "trial = 0 AND task_id = 'airline/0'").stdout
+    assert "1.000 ± n/a" in one
+    equal = ask("stats", "--run", "control").stdout
+    assert "1.000 ± 0 " in equal
+    assert "± 0.000" not in equal
+
+
+def test_stats_say_what_they_pool(ask: Any) -> None:
+    note = "note: one row pools 2 runs and 2 policies; --by run,policy,policy_version keeps them apart\n"
+    assert note in ask("stats").stderr
+    assert note in ask("stats", "-o", "json").stderr
+    apart = ask("stats", "--by", "run,policy")
+    assert "note" not in apart.stderr
+    assert "rows pool up to 2 policies; --by run_id,policy,policy_version" in ask("stats", "--by", "run").stderr
+    assert "note" not in ask("stats", "--run", "control").stderr
 
 
 def test_sample_is_the_same_every_time(ask: Any) -> None:
@@ -148,6 +200,8 @@ def test_sample_is_the_same_every_time(ask: Any) -> None:
     token = first.stderr.split()[-1]
     assert first.stdout == ask("sample", "-n", "5", "--seed", "7", "-o", "json", "--snapshot", token).stdout
     assert "no episode fits" in ask("sample", "--where", "reward = 100", code=1).stderr
+    ended = ask("sample", "--strategy", "fifo", "-n", "99", "--run", "control")
+    assert "2 of the 99 asked for: the strategy ends there, after 2 episodes" in ended.stderr
 
 
 @FASTPARQUET_LEAVES_FILES_OPEN

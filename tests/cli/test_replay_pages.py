@@ -239,7 +239,9 @@ def test_header() -> None:
         ({"success": True, "status": "completed"}, "✓ solved"),
         ({"success": False, "status": "completed"}, "✗ failed"),
         ({"success": None, "status": "completed"}, "○ not judged"),
-        ({"success": None, "status": "aborted"}, "✗ aborted"),
+        ({"success": None, "status": "aborted"}, "○ aborted"),
+        ({"success": False, "status": "aborted"}, "✗ failed"),
+        ({"success": True, "status": "aborted"}, "✓ solved"),
         ({"success": True, "status": "failed"}, "✗ failed"),
     ],
 )

@@ -86,10 +86,16 @@ def test_sample_draws_by_every_strategy(lake, options, ids):
         (["--alpha", "1"], "strategy uniform has no option 'alpha'"),
         (["--strategy", "recency"], "recency needs max_lag"),
         (["--strategy", "prioritized", "--priority", "rewrd"], "rewrd"),
+        (["--strategy", "curriculum"], None),
         (["--from", "nothing.json"], "nothing.json cannot be read"),
+        (["--from", "nothing.json", "-n", "3", "--seed", "1"], None),
     ],
 )
 def test_what_cannot_be_drawn_is_one_line(lake, options, reason):
+    if reason is None:
+        refused = ask(lake, "sample", *options, code=2).stderr
+        assert "needs --stage STEP" in refused or "leave out --number, --seed" in refused
+        return
     result = ask(lake, "sample", *options, code=1)
     assert reason in result.stderr
     assert result.stderr.count("\n") == 1

@@ -136,6 +136,31 @@ def test_recency_bounds_the_policy_lag():
     assert sampler("recency", named, options={"max_lag": 0}).left_out == {"policy_version is not a number": 6}
 
 
+def test_policy_lag_is_within_one_policy_of_one_run():
+    rows = episodes(
+        4,
+        run_id=["a", "a", "b", "b"],
+        policy_name=["small", "small", "small", "large"],
+        policy_version=["10", "7", "2", "900"],
+    )
+    lags = {sample.episode_id: sample.policy_lag for sample in sampler("epochs", rows).take(4)}
+    assert lags == {"e000000": 0.0, "e000001": 3.0, "e000002": 0.0, "e000003": 0.0}
+    told = {sample.episode_id: sample.policy_lag for sample in sampler("epochs", rows, policy_version=12).take(2)}
+    assert all(lag == 12 - float(rows["policy_version"][int(name[1:])]) for name, lag in told.items())
+
+
+def test_episodes_without_steps_are_drawn_only_where_asked_for():
+    rows = episodes(4, n_steps=[0, 2, 0, 3])
+    drawn = sampler("epochs", rows)
+    assert drawn.left_out == {"no steps": 2}
+    assert {sample.episode_id for sample in drawn.take(8)} == {"e000001", "e000003"}
+    every = sampler("epochs", rows, empty=True)
+    assert every.left_out == {}
+    assert len({sample.episode_id for sample in every.take(4)}) == 4
+    with pytest.raises(UsageError, match="4 were left out: no steps"):
+        sampler("uniform", episodes(4, n_steps=[0] * 4))
+
+
 def test_recency_halves_the_chance_by_half_life():
     weights = 2.0 ** -np.repeat([3, 2, 1, 0], 3)
     assert_fits(sampler("recency", options={"half_life": 1}, seed=2).draw(60_000), weights / weights.sum())
@@ -233,6 +258,8 @@ def test_a_curriculum_moves_with_the_step():
     assert set(groups[300:400]) == {"g0"}  # the band 0.75 … 0.88 holds no task: the nearest
     with pytest.raises(UsageError, match="must rise"):
         sampler("curriculum", options={"stages": [(5, 0, 1), (5, 0, 1)]})
+    with pytest.raises(UsageError, match="needs stages of STEP:LOW:HIGH"):
+        sampler("curriculum")
 
 
 def test_groups_come_whole_and_those_without_variance_are_counted():

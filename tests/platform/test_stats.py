@@ -25,7 +25,7 @@ COLUMNS: dict[str, Any] = {
     "task_family": pl.String, "env_name": pl.String, "task_id": pl.String, "group_id": pl.String,
     "policy_name": pl.String, "domain": pl.String, "success": pl.Boolean, "reward": pl.Float64, "n_steps": pl.Int32,
     "prompt_tokens": pl.Int64, "completion_tokens": pl.Int64, "wall_ms": pl.Float64, "extra": pl.String,
-    "retracted": pl.String,
+    "retracted": pl.String, "run_id": pl.String, "policy_version": pl.String, "duplicate_of": pl.String,
 }  # fmt: skip
 
 
@@ -160,7 +160,7 @@ def test_groups_nulls_nan_and_retracted() -> None:
 def test_columns_are_the_same_and_in_order_unless_more_is_asked_for() -> None:
     plain = [
         "episodes", "unjudged", "success_rate", "success_stderr", "unscored", "reward_mean", "reward_stderr",
-        "steps_mean", "tokens_mean", "latency_ms_mean", "tasks",
+        "steps_mean", "tokens_mean", "latency_ms_mean", "tasks", "runs", "policies", "repeats",
     ]  # fmt: skip
     assert list(summary(trials([[True]]))[0]) == plain
     more = summary(trials([[True]]), pass_k=[1], confidence=0.95, distribution=True)[0]
@@ -169,6 +169,19 @@ def test_columns_are_the_same_and_in_order_unless_more_is_asked_for() -> None:
         *("success_low", "success_high", "reward_low", "reward_high", "pass@1", "pass^1"),
         *("reward_std", "reward_min", "reward_median", "reward_max", "timesteps"),
     }
+
+
+def test_what_was_pooled_is_counted_and_repeats_can_be_left_out() -> None:
+    rows = [
+        {"run_id": "a", "policy_name": "p", "policy_version": "1", "success": True},
+        {"run_id": "a", "policy_name": "p", "policy_version": "2", "success": True},
+        {"run_id": "b", "policy_name": "p", "policy_version": "2", "success": False, "duplicate_of": "x"},
+        {"run_id": "b", "policy_name": None, "policy_version": "2", "success": False},
+    ]
+    [row] = summary(rows)
+    assert (row["runs"], row["policies"], row["repeats"]) == (2, 3, 1)
+    [row] = summary(rows, unique=True)
+    assert (row["episodes"], row["success_rate"], row["repeats"]) == (3, pytest.approx(2 / 3), 0)
 
 
 def test_distribution_and_the_length_of_what_has_no_steps() -> None:

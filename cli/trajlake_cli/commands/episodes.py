@@ -8,11 +8,12 @@ import click
 
 from trajlake_cli.options import (
     Columns,
-    check_columns,
     condition_of,
     failed_option,
     lake_option,
     output_option,
+    resolve_columns,
+    run_option,
     snapshot_option,
     where_option,
 )
@@ -30,6 +31,7 @@ _TABLE_LIMIT = 20
 @click.command(short_help="List episodes, filtered and sorted.")
 @lake_option
 @snapshot_option
+@run_option
 @where_option
 @failed_option
 @click.option(
@@ -57,8 +59,10 @@ _TABLE_LIMIT = 20
 def command(
     session: Session,
     token: str | None,
+    runs: Sequence[str],
     where: str | None,
     failed: bool,
+    status: Sequence[str],
     sort: Sequence[str],
     limit: int | None,
     columns: Sequence[str] | None,
@@ -74,16 +78,16 @@ def command(
     """
     snapshot = session.snapshot(token)
     known = snapshot.episodes.collect_schema().names()
-    wanted = known if columns == ["all"] else list(columns or DEFAULT_COLUMNS)
-    check_columns([*wanted, *(name.removeprefix("-") for name in sort)], known)
-    condition = condition_of(snapshot, where, failed)
+    wanted = known if columns == ["all"] else resolve_columns(columns or DEFAULT_COLUMNS, known)
+    order_by = resolve_columns([name.removeprefix("-") for name in sort], known)
+    condition = condition_of(snapshot, where, runs, failed, status)
     if limit is None:
         limit = _TABLE_LIMIT if output.is_table else 0
-    source = "FROM episodes" + (f" WHERE {condition}" if condition else "")
+    source = "FROM episodes" + (f" WHERE ({condition})" if condition else "")
     total = snapshot.query(f"SELECT count(*) AS n {source}").item()
     order = ", ".join(
-        f'"{name.removeprefix("-")}" {"DESC" if name.startswith("-") else "ASC"} NULLS LAST'
-        for name in [*sort, "episode_id"]
+        f'"{name}" {"DESC" if given.startswith("-") else "ASC"} NULLS LAST'
+        for name, given in [*zip(order_by, sort, strict=True), ("episode_id", "")]
     )
     names = ", ".join(f'"{name}"' for name in wanted)
     frame = snapshot.query(f"SELECT {names} {source} ORDER BY {order}" + (f" LIMIT {limit}" if limit else ""))

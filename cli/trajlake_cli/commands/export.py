@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
-from trajlake_cli.options import lake_option, output_option, seed_option, snapshot_option, where_option
+from trajlake_cli.options import (
+    condition_of,
+    lake_option,
+    output_option,
+    run_option,
+    seed_option,
+    snapshot_option,
+    unique_option,
+    where_option,
+)
 from trajlake_cli.output import Output, say
 from trajlake_cli.progress import progress
 from trajlake_cli.session import Session, pass_session
@@ -17,8 +28,9 @@ from trajlake_cli.session import Session, pass_session
 @click.option("--format", type=click.Choice(["parquet", "jsonl"]), default="parquet", help="What the shards are.")
 @click.option("--shards", type=click.IntRange(min=1), default=1, help="How many files.")
 @seed_option
+@run_option
 @where_option
-@click.option("--unique", is_flag=True, help="Leave out episodes that repeat the content of another.")
+@unique_option
 @output_option()
 @pass_session
 def command(
@@ -28,6 +40,7 @@ def command(
     format: str,
     shards: int,
     seed: int,
+    runs: Sequence[str],
     where: str | None,
     unique: bool,
     output: Output,
@@ -46,7 +59,13 @@ def command(
     snapshot = session.snapshot(token)
     with progress("export") as report:
         done = snapshot.export(
-            destination, format=format, shards=shards, seed=seed, where=where, unique=unique, on_progress=report
+            destination,
+            format=format,
+            shards=shards,
+            seed=seed,
+            where=condition_of(snapshot, where, runs),
+            unique=unique,
+            on_progress=report,
         )
     files = done.manifest["files"]
     output.rows(files, list(files[0]))

@@ -21,17 +21,26 @@ from trajlake_cli.text import ELLIPSIS
 def command(session: Session, episode: str, token: str | None, output: Output) -> None:
     """Say which samples (with a manifest) and which shards of exports used an episode, the oldest use first.
 
-    The start of an id is enough where no other begins with it.
+    The start of an id is enough where no other begins with it. Of an episode that was retracted for good the whole
+    id is needed: that it is gone, and why, is said, and what used it is still known.
 
     \b
     Examples:
       trajlake --lake ./lake lineage 01a22cbd651f7b
       trajlake --lake ./lake lineage 01a22cbd651f7b --output json
     """
+    from trajlake.errors import EpisodeRemoved
     from trajlake.read.lineage import uses_of
 
     snapshot = session.snapshot(token)
-    episode_id = snapshot.row_of(episode.rstrip(ELLIPSIS))["episode_id"].item()
+    try:
+        row = snapshot.row_of(episode.rstrip(ELLIPSIS)).row(0, named=True)
+    except EpisodeRemoved as error:  # whoever asks wants to know who has it still
+        row = {"episode_id": episode, "retracted": None}
+        say(str(error))
+    episode_id = row["episode_id"]
+    if row["retracted"] is not None:
+        say(f"episode {episode_id} is retracted, because: {row['retracted']}")
     uses = uses_of(snapshot.lake, episode_id)
     columns = ["kind", "name", "part", "position", "made_at", "snapshot", "digest"]
     output.rows(map(asdict, uses), columns, ("digest",))

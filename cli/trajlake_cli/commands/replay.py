@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trajlake_cli.options import condition_of, failed_option, lake_option, snapshot_option, where_option
+from trajlake_cli.options import condition_of, failed_option, lake_option, run_option, snapshot_option, where_option
 from trajlake_cli.output import say
 from trajlake_cli.session import Session, pass_session
 from trajlake_cli.text import ELLIPSIS
@@ -27,6 +27,7 @@ _WIDEST = 110  # longer lines are hard to read
 @click.argument("episodes", nargs=-1, metavar="[EPISODE]...")
 @lake_option
 @snapshot_option
+@run_option
 @where_option
 @failed_option
 @click.option("--limit", type=click.IntRange(min=0), default=10, help="How many episodes; 0 replays all.")
@@ -43,8 +44,10 @@ def command(
     session: Session,
     episodes: Sequence[str],
     token: str | None,
+    runs: Sequence[str],
     where: str | None,
     failed: bool,
+    status: Sequence[str],
     limit: int,
     step: int | None,
     speed: float,
@@ -53,7 +56,8 @@ def command(
 ) -> None:
     """Show episodes step by step: who said what, which tools were called and what they returned, rewards.
 
-    Name the episodes by id (its start is enough), or choose them by --failed or --where, the newest first.
+    Name the episodes by id (its start is enough), or choose them by --run, --failed, --status or --where, the
+    newest first.
 
     \b
     Examples:
@@ -62,15 +66,15 @@ def command(
       trajlake --lake ./lake replay --where "task_id = '17'" --interactive
       trajlake --lake ./lake replay 01a22cbd651f7b --step 12 --max-chars 0
     """
-    if bool(episodes) == bool(where or failed):
-        raise click.UsageError("give the ids of episodes, or choose them by --failed or --where")
+    if bool(episodes) == bool(where or failed or runs or status):
+        raise click.UsageError("give the ids of episodes, or choose them by --run, --failed, --status or --where")
     if interactive and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("--interactive needs a terminal; without it the whole episode is printed")
     snapshot = session.snapshot(token)
     ids, matching = (
         ([one.rstrip(ELLIPSIS) for one in episodes], len(episodes))
         if episodes
-        else _choose(snapshot, condition_of(snapshot, where, failed), limit)
+        else _choose(snapshot, condition_of(snapshot, where, runs, failed, status), limit)
     )
     if not ids:
         say("no episode fits")
@@ -93,7 +97,7 @@ def command(
 
 def _choose(snapshot: Snapshot, condition: str | None, limit: int) -> tuple[list[str], int]:
     """The newest ids that fit, and how many fit."""
-    source = f"FROM episodes WHERE {condition}"
+    source = f"FROM episodes WHERE ({condition})"
     matching: int = snapshot.query(f"SELECT count(*) AS n {source}").item()
     sql = f"SELECT episode_id {source} ORDER BY started_at DESC NULLS LAST, episode_id"
     return snapshot.query(f"{sql} LIMIT {limit}" if limit else sql)["episode_id"].to_list(), matching

@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trajlake_cli.options import Columns, lake_option, output_option, seed_option, snapshot_option, where_option
+from trajlake_cli.options import (
+    Columns,
+    condition_of,
+    lake_option,
+    output_option,
+    run_option,
+    seed_option,
+    snapshot_option,
+    unique_option,
+    where_option,
+)
 from trajlake_cli.output import Output, say
 from trajlake_cli.session import Session, pass_session
 
 if TYPE_CHECKING:
     from trajlake.read.batch import Batch
-    from trajlake.read.sampler import Sample
+    from trajlake.read.sampler import Sample, Sampler
 
 STRATEGIES = (
     "uniform", "epochs", "fifo", "lifo", "recency", "prioritized", "stratified", "difficulty", "curriculum", "group",
@@ -54,11 +64,19 @@ class Stage(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
 @click.command(short_help="Draw episodes, the same ones every time.")
 @lake_option
 @snapshot_option
-@click.option("-n", "--number", type=click.IntRange(min=1), default=32, help="How many to draw.")
+@click.option(
+    "-n",
+    "--number",
+    type=click.IntRange(min=1),
+    default=32,
+    help="How many to draw: episodes; with --window slices; by strategy group groups.",
+)
 @click.option("--strategy", type=click.Choice(STRATEGIES), default="uniform", help="How to draw.")
 @seed_option
+@run_option
 @where_option
-@click.option("--unique", is_flag=True, help="Leave out episodes that repeat the content of another.")
+@unique_option
+@click.option("--with-empty", is_flag=True, help="Also draw episodes without steps, of which only the return is known.")
 @click.option("--position", type=click.IntRange(min=0), default=0, help="Begin at this position of the sequence.")
 @click.option("--priority", metavar="SQL", help="prioritized: a numeric column or expression.  [default: reward]")
 @click.option("--alpha", type=float, help="prioritized: the exponent of the priority.  [default: 0.6]")
@@ -67,17 +85,32 @@ class Stage(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
 @click.option("--ratio", "ratios", type=Ratio(), multiple=True, help="stratified: VALUE=RATIO, may be repeated.")
 @click.option("--max-lag", type=float, help="recency: the most versions between the policies.")
 @click.option("--half-life", type=float, help="recency: versions in which the chance is halved.")
-@click.option("--policy-version", type=float, help="The trainer's, for policy lags.  [default: the highest]")
+@click.option(
+    "--policy-version",
+    type=float,
+    help="The trainer's, for policy lags.  [default: the highest of each policy in each run]",
+)
 @click.option("--low", type=float, help="difficulty: the lowest pass rate of a task.  [default: 0.2]")
 @click.option("--high", type=float, help="difficulty: the highest pass rate of a task.  [default: 0.8]")
-@click.option("--stage", "stages", type=Stage(), multiple=True, help="curriculum: STEP:LOW:HIGH, may be repeated.")
+@click.option(
+    "--stage",
+    "stages",
+    type=Stage(),
+    multiple=True,
+    help="curriculum: STEP:LOW:HIGH (pass rates from that step on); at least one, may be repeated.",
+)
 @click.option("--order", metavar="SQL", help="fifo, lifo: what age is.  [default: ended_at]")
 @click.option("--window", type=click.IntRange(min=1), help="Draw slices of so many steps instead of episodes.")
 @click.option("--shift", type=click.IntRange(min=1), default=1, help="Slices begin at every so many steps.")
 @click.option("--max-times-sampled", type=click.IntRange(min=1), help="Draw nothing more often than this.")
 @click.option("--normalize-reward", type=Columns(), help="Add rewards normalised within each value of these columns.")
 @click.option("--manifest", type=click.Path(dir_okay=False), help="Write down what was drawn, for --from.")
-@click.option("--from", "source", type=click.Path(dir_okay=False), help="Draw what this manifest says, and no other.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(dir_okay=False),
+    help="Draw again what this manifest lists; goes with --steps and --output only.",
+)
 @click.option("--steps", "target", type=click.Path(dir_okay=False), help="Write the steps to this Arrow file.")
 @output_option()
 @pass_session
@@ -88,8 +121,10 @@ def command(
     number: int,
     strategy: str,
     seed: int,
+    runs: Sequence[str],
     where: str | None,
     unique: bool,
+    with_empty: bool,
     position: int,
     policy_version: float | None,
     window: int | None,
@@ -108,6 +143,8 @@ def command(
     else: it stays the same after compaction, and on every machine. A manifest keeps a draw for ever: --from gives
     the same rows, and with --steps the same bytes, whatever was rewritten in the lake meanwhile.
 
+    Retracted episodes are never drawn, and those without steps only where asked for; what was left out is said.
+
     \b
     Examples:
       trajlake --lake ./lake sample -n 32 --seed 7 --output json
@@ -117,17 +154,21 @@ def command(
       trajlake --lake ./lake sample --from m.json --steps batch.arrow
     """
     if source is not None:
+        _refuse_beside_from()
         _again(session, source, target, output)
         return
     from trajlake.read.items import Window
     from trajlake.read.manifest import write_manifest
 
+    if strategy == "curriculum" and not options["stages"]:
+        raise click.UsageError("curriculum needs --stage STEP:LOW:HIGH, e.g. --stage 0:0.5:1 --stage 1000:0.1:0.5")
     snapshot = session.snapshot(token)
     sampler = snapshot.sampler(
         strategy,
-        where=where,
+        where=condition_of(snapshot, where, runs),
         seed=seed,
         unique=unique,
+        empty=with_empty,
         window=None if window is None else Window(window, shift),
         policy_version=policy_version,
         max_times_sampled=max_times_sampled,
@@ -143,9 +184,33 @@ def command(
         write_manifest(manifest, snapshot, sampler, batch.samples)
         say(f"written down in {manifest}: trajlake sample --from {manifest} draws the same")
     _show(batch.samples, output)
+    _say_how_many(sampler, len({sample.position for sample in batch.samples}), batch.samples, number)
     for reason, count in sampler.left_out.items():
-        say(f"{count:,} episodes were left out: {reason}")
+        say(f"{count:,} {'episode was' if count == 1 else 'episodes were'} left out: {reason}")
     say(f"snapshot {snapshot.token}")
+
+
+def _refuse_beside_from() -> None:
+    """Whoever gives -n beside --from expects it to count."""
+    ctx = click.get_current_context()
+    beside = [
+        next(name for name in param.opts if name.startswith("--"))
+        for param in ctx.command.params
+        if isinstance(param, click.Option)
+        and param.name not in ("source", "target", "output", "help")
+        and param.expose_value
+        and ctx.get_parameter_source(param.name or "") is click.core.ParameterSource.COMMANDLINE
+    ]
+    if beside:
+        raise click.UsageError(f"--from draws what its manifest lists: leave out {', '.join(beside)}")
+
+
+def _say_how_many(sampler: Sampler, draws: int, samples: Sequence[Sample], number: int) -> None:
+    what = "group" if sampler.strategy == "group" else "window" if sampler.recipe.window else "episode"
+    if sampler.strategy == "group":
+        say(f"{draws:,} {what}{'' if draws == 1 else 's'}, {len(samples):,} episodes")
+    if draws < number:
+        say(f"{draws:,} of the {number:,} asked for: the strategy ends there, after {len(sampler):,} {what}s")
 
 
 def _given(strategy: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -159,13 +224,16 @@ def _given(strategy: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _again(session: Session, source: str, target: str | None, output: Output) -> None:
-    from trajlake.read.manifest import open_manifest, read_manifest
+    from trajlake.read.manifest import open_manifest, read_manifest, retracted_since
 
     manifest = read_manifest(source)
-    batch = open_manifest(session.lake(), manifest)
+    lake = session.lake()
+    batch = open_manifest(lake, manifest)
     if target is not None:
         _write(target, batch)
     _show(batch.samples, output)
+    for episode_id, reason in retracted_since(lake, batch).items():
+        say(f"warning: episode {episode_id} is in this batch, but was retracted since, because: {reason}")
     say(f"snapshot {manifest['snapshot']}")
 
 

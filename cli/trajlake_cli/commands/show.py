@@ -33,6 +33,8 @@ def command(session: Session, episode: str, token: str | None, output: Output) -
     row: dict[str, Any] = dict(trajectory.episode)
     if isinstance(row.get("tags"), list):
         row["tags"] = {entry["key"]: entry["value"] for entry in row["tags"]}
+    if row.get("retracted") is not None:
+        say(f"episode {row['episode_id']} is retracted, because: {row['retracted']}; no sample and no export has it")
     if output.format in ("json", "jsonl"):
         output.rows([{**row, "steps": trajectory.steps}], [*row, "steps"])
         return

@@ -10,10 +10,13 @@ import click
 from trajlake_cli.options import (
     Columns,
     Numbers,
-    check_columns,
+    condition_of,
     lake_option,
     output_option,
+    resolve_columns,
+    run_option,
     snapshot_option,
+    unique_option,
     where_option,
 )
 from trajlake_cli.output import Output, Row, frame_rows, say
@@ -21,18 +24,22 @@ from trajlake_cli.session import Session, pass_session
 
 _CONVENTIONS = ("episode", "inspect", "sb3")  # of trajlake.analysis.stats, whose import would take a second
 _WITH_ERROR = {"success_rate": "success_stderr", "reward_mean": "reward_stderr"}
+_ADVICE = ("runs", "policies", "repeats")  # in a table these are a line below it
+_EXPENDABLE = ("latency_ms_mean", "unscored", "tokens_mean", "tasks", "unjudged", "steps_mean", "reward_mean")
 
 
 @click.command(short_help="Success, reward, steps, tokens; pass@k and pass^k.")
 @lake_option
 @snapshot_option
+@run_option
 @where_option
+@unique_option
 @click.option(
     "--by",
     type=Columns(),
     multiple=True,
     metavar="COLUMN,…",
-    help="One row for each value of these columns of table episodes; may be repeated.",
+    help="One row for each value of these columns of table episodes, e.g. run, policy or task_id; may be repeated.",
 )
 @click.option(
     "--pass-k",
@@ -70,7 +77,9 @@ _WITH_ERROR = {"success_rate": "success_stderr", "reward_mean": "reward_stderr"}
 def command(
     session: Session,
     token: str | None,
+    runs: Sequence[str],
     where: str | None,
+    unique: bool,
     by: Sequence[Sequence[str]],
     pass_k: Sequence[int] | None,
     convention: str,
@@ -84,26 +93,28 @@ def command(
 ) -> None:
     """Summarise episodes: success rate and reward with standard errors, steps, tokens, latency.
 
-    The success rate is that of the judged episodes; `unjudged` and `unscored` count the others. In a table ± is the
-    standard error, and columns that are empty or zero throughout are left out.
+    The success rate is that of the judged episodes; `unjudged` and `unscored` count the others. Retracted episodes are
+    not counted. In a table ± is the standard error (n/a: a single value; 0: all values are equal, which says little
+    where they are few, so ask for --confidence); columns that say nothing, or do not fit, are left out. Where
+    episodes of several runs or policies stand in one row, a line says so: --by run,policy keeps them apart.
 
     \b
     Examples:
       trajlake --lake ./lake stats
       trajlake --lake ./lake stats --pass-k 1,2,4
       trajlake --lake ./lake stats --by policy_version,task_family --where "run_id = 'tau'" --output csv
-      trajlake --lake ./lake stats --by policy_name --convention inspect --confidence 0.95
+      trajlake --lake ./lake stats --run tau --by policy --convention inspect --confidence 0.95
     """
     from trajlake.analysis.stats import summarize
 
     snapshot = session.snapshot(token)
-    columns = [name for names in by for name in names]
-    check_columns(columns, snapshot.episodes.collect_schema().names())
+    columns = resolve_columns([name for names in by for name in names], snapshot.episodes.collect_schema().names())
     frame = summarize(
         snapshot,
         by=columns,
         pass_k=list(pass_k or ()),
-        where=where,
+        where=condition_of(snapshot, where, runs),
+        unique=unique,
         convention=convention,
         per=per,
         ddof=None if ddof is None else int(ddof),
@@ -114,12 +125,40 @@ def command(
     )
     rows = list(frame_rows(frame))
     if output.is_table:
-        output.rows(*_for_people(rows, frame.columns, columns))
+        output.rows(*_for_people(rows, frame.columns, columns), _EXPENDABLE)
+        _explain(rows, convention, per, ddof)
     else:
         output.rows(rows, frame.columns)
     if not sum(row["episodes"] for row in rows):
         say("no episodes")
+    _warn(rows, columns)
     say(f"snapshot {snapshot.token}")
+
+
+def _explain(rows: list[Row], convention: str, per: str | None, ddof: str | None) -> None:
+    """What ± means here."""
+    from trajlake.analysis.stats import CONVENTIONS
+
+    if any(row[error] is not None for row in rows for error in _WITH_ERROR.values()):
+        one = per or CONVENTIONS[convention].per
+        of = "tasks (the mean of each task's trials)" if one == "task" else "episodes"
+        say(f"± standard error over {of}, ddof {CONVENTIONS[convention].ddof if ddof is None else ddof}")
+
+
+def _warn(rows: list[Row], by: Sequence[str]) -> None:
+    """What a figure mixes that one would rather see apart."""
+    most = {name: max((row[name] for row in rows), default=0) for name in _ADVICE}
+    pooled = [f"{most[name]:,} {name}" for name in ("runs", "policies") if most[name] > 1]
+    if pooled:
+        apart = {"runs": "run", "policies": "policy,policy_version"}
+        names = [column for name in ("runs", "policies") if most[name] > 1 for column in apart[name].split(",")]
+        given = {name.removesuffix("_id").removesuffix("_name") for name in by}
+        say(
+            f"note: {'one row pools' if len(rows) == 1 else 'rows pool up to'} {' and '.join(pooled)}; "
+            f"--by {','.join([*by, *(name for name in names if name not in given)])} keeps them apart"
+        )
+    if repeats := sum(row["repeats"] for row in rows):
+        say(f"note: {repeats:,} episodes repeat the content of another; --unique leaves them out")
 
 
 def _for_people(rows: list[Row], columns: Sequence[str], by: Sequence[str]) -> tuple[list[Row], list[str]]:
@@ -129,14 +168,16 @@ def _for_people(rows: list[Row], columns: Sequence[str], by: Sequence[str]) -> t
         for name in columns
         if name in by
         or name == "episodes"
-        or not (name in _WITH_ERROR.values() or _says_nothing(name, (row[name] for row in rows)))
+        or not (name in (*_WITH_ERROR.values(), *_ADVICE) or _says_nothing(name, (row[name] for row in rows)))
     ]
     return [{name: _joined(row, name) for name in kept} for row in rows], kept
 
 
 def _joined(row: Row, name: str) -> Any:
-    error = row.get(_WITH_ERROR.get(name, ""))
-    return row[name] if error is None or row[name] is None else f"{row[name]:.3f} ± {error:.3f}"
+    if name not in _WITH_ERROR or row[name] is None:
+        return row[name]
+    error = row[_WITH_ERROR[name]]
+    return f"{row[name]:.3f} ± {'n/a' if error is None else f'{error:.3f}' if error else '0'}"
 
 
 def _says_nothing(name: str, values: Iterable[Any]) -> bool:

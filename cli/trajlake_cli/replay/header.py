@@ -27,7 +27,7 @@ def add_header(page: Page, episode: Mapping[str, Any], place: str = "") -> None:
     if failure:
         _field(page, "failure", failure, BAD)
     if episode.get("retracted"):
-        _field(page, "retracted", cell(episode["retracted"]), BAD)
+        _field(page, "retracted", f"because: {cell(episode['retracted'])}", BAD)
     if episode.get("duplicate_of"):
         _field(page, "repeats", cell(episode["duplicate_of"]))
     if episode.get("token_audit"):
@@ -36,14 +36,13 @@ def add_header(page: Page, episode: Mapping[str, Any], place: str = "") -> None:
 
 
 def verdict(episode: Mapping[str, Any]) -> tuple[str, str]:
-    """(`✗ failed`, its style). An episode that nobody judged is neither solved nor failed."""
-    status = episode.get("status")
-    if status in ("failed", "aborted"):
-        return f"✗ {status}", BAD
-    success = episode.get("success")
+    """(`✗ failed`, its style), as --failed means it. What nobody judged is neither solved nor failed."""
+    status, success = episode.get("status"), episode.get("success")
+    if status == "failed" or success is False:
+        return "✗ failed", BAD
     if success is None:
-        return "○ not judged", "yellow"
-    return ("✓ solved", f"bold {GOOD}") if success else ("✗ failed", BAD)
+        return f"○ {'aborted' if status == 'aborted' else 'not judged'}", "yellow"
+    return "✓ solved", f"bold {GOOD}"
 
 
 def task(episode: Mapping[str, Any]) -> str:

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.control import Control
 from rich.text import Text
 
-from trajlake_cli.replay.header import task, verdict
+from trajlake_cli.replay.header import policy, task, verdict
 from trajlake_cli.replay.keys import keyboard
-from trajlake_cli.replay.page import QUIET, Page
+from trajlake_cli.replay.page import BAD, QUIET, Page
 from trajlake_cli.replay.steps import Step, add_step, searchable, tool_names
 from trajlake_cli.text import one_line
 from trajlake_cli.values import cell
@@ -112,8 +112,12 @@ class Player:
         episode = self._trajectory.episode
         mark, style = verdict(episode)
         top = Page(width)
-        place = f"episode {self._at + 1} of {self._count}" if self._count > 1 else cell(episode["episode_id"])
+        place = f"episode {self._at + 1} of {self._count}" if self._count > 1 else ""
         top.spread(Text(f"{mark}  ", style=style) + Text(task(episode), style="bold"), Text(place, style=QUIET))
+        names = " · ".join(filter(None, (cell(episode["episode_id"]), policy(episode))))
+        top.spread(Text(names, style=QUIET), Text())
+        if episode.get("retracted") is not None:
+            top.spread(Text(f"retracted, because: {cell(episode['retracted'])}", style=BAD), Text())
         top.rule()
         body = self._help(width) if self._helping else self._body(width)
         self._window = max(height - len(top.lines) - 2, 1)

@@ -1,4 +1,5 @@
-"""Confidence intervals: Wilson's for rates, Student's t for means, the percentile bootstrap for either."""
+"""Confidence intervals: Wilson's for rates, Student's t for means, the percentile bootstrap for either; of differences
+Newcombe's and Welch's; and the sign test."""
 
 from __future__ import annotations
 
@@ -38,6 +39,48 @@ def student(mean: float | None, stderr: float | None, n: int, confidence: float)
     return (mean - half, mean + half)
 
 
+def newcombe(rate_a: float, n_a: int, rate_b: float, n_b: int, confidence: float) -> Interval | None:
+    """The interval of rate_b - rate_a from Wilson's of either (Newcombe 1998, method 10, doi:10.1002/(SICI)1097-0258(
+    19980430)17:8<873::AID-SIM779>3.0.CO;2-I); None where a side has no value."""
+    of_a, of_b = wilson(rate_a * n_a, n_a, confidence), wilson(rate_b * n_b, n_b, confidence)
+    if of_a is None or of_b is None:
+        return None
+    difference = rate_b - rate_a
+    return (
+        difference - math.hypot(rate_b - of_b[0], of_a[1] - rate_a),
+        difference + math.hypot(of_b[1] - rate_b, rate_a - of_a[0]),
+    )
+
+
+def welch(
+    mean_a: float,
+    variance_a: float | None,
+    n_a: int,
+    mean_b: float,
+    variance_b: float | None,
+    n_b: int,
+    confidence: float,
+) -> Interval | None:
+    """The t interval of mean_b - mean_a (Welch 1947; variances with ddof 1); None where a side has fewer than two
+    values, or no value differs from the others of its side: then nothing is known of the error."""
+    if variance_a is None or variance_b is None or not variance_a + variance_b > 0:
+        return None
+    parts = variance_a / n_a, variance_b / n_b
+    degrees = sum(parts) ** 2 / (parts[0] ** 2 / (n_a - 1) + parts[1] ** 2 / (n_b - 1))
+    half = t_quantile(0.5 + confidence / 2, degrees) * math.sqrt(sum(parts))
+    return (mean_b - mean_a - half, mean_b - mean_a + half)
+
+
+def sign_test(better: int, worse: int) -> float:
+    """The chance of a split at least as uneven where better and worse are equally likely: exact, two-sided."""
+    n = better + worse
+    ways, sum_of_ways = 1, 0
+    for k in range(min(better, worse) + 1):
+        sum_of_ways += ways
+        ways = ways * (n - k) // (k + 1)
+    return min(1.0, sum_of_ways / 2 ** (n - 1)) if n else 1.0
+
+
 def bootstrap(values: Sequence[float], confidence: float) -> Interval | None:
     """The percentile interval of the mean over 10,000 resamples (Efron 1979); None for no values, or NaN among them."""
     given = np.asarray(values, np.float64)
@@ -53,7 +96,7 @@ def bootstrap(values: Sequence[float], confidence: float) -> Interval | None:
     return (float(low), float(high))
 
 
-def t_quantile(probability: float, degrees: int) -> float:
+def t_quantile(probability: float, degrees: float) -> float:
     """The quantile of Student's t above 0.5, by bisection of its distribution function."""
     low, high = 0.0, 1.0
     while _t_cdf(high, degrees) < probability:
@@ -66,7 +109,7 @@ def t_quantile(probability: float, degrees: int) -> float:
     return (low + high) / 2
 
 
-def _t_cdf(t: float, degrees: int) -> float:
+def _t_cdf(t: float, degrees: float) -> float:
     return 1 - 0.5 * _incomplete_beta(degrees / (degrees + t * t), degrees / 2, 0.5)
 
 

@@ -59,6 +59,7 @@ CONVENTIONS = {
 }
 
 TASK = ("task_family", "env_name", "task_id")
+_POOLED = ("run_id", "policy_name", "policy_version", "duplicate_of")
 _MEASURED = ("group_id", "success", "reward", "n_steps", "prompt_tokens", "completion_tokens", "wall_ms")
 
 
@@ -68,6 +69,7 @@ def summarize(
     pass_k: Sequence[int] = (),
     where: str | None = None,
     *,
+    unique: bool = False,
     convention: str | Convention = "episode",
     per: Per | None = None,
     ddof: int | None = None,
@@ -80,7 +82,8 @@ def summarize(
 
     Columns: those of `by`; episodes, unjudged, success_rate, success_stderr, unscored, reward_mean, reward_stderr,
     steps_mean (steps), tokens_mean (prompt and completion tokens), latency_ms_mean (wall time, milliseconds), tasks;
-    and `pass^k`, `pass@k` for each k.
+    runs, policies (pairs of name and version) and repeats (episodes whose content another one has), which say what was
+    pooled; and `pass^k`, `pass@k` for each k. With `unique` repeats are left out.
 
     `convention` is a name of CONVENTIONS or one of your own; `per`, `ddof` and `nulls` change a part of it. With a
     `confidence` such as 0.95 there are also success_low, success_high, reward_low, reward_high: Wilson's interval for
@@ -97,8 +100,8 @@ def summarize(
     if interval not in get_args(Interval):
         raise UsageError(f"an interval is one of {', '.join(get_args(Interval))}, not {interval!r}")
     keys = list(by)
-    rows = _rows(snapshot, keys, pass_k, where, distribution)
-    judged = rows if chosen.nulls == "left-out" else rows.with_columns(_AS_FAILURES)
+    rows = _rows(snapshot, keys, pass_k, where, distribution, unique)
+    judged = rows if chosen.nulls == "left-out" else rows.with_columns(as_failures())
     summary = _grouped(rows, keys, _COUNTS)
     values = judged if chosen.per == "episode" else _per_task(judged, keys)
     summary = _joined(summary, _grouped(values, keys, _estimates(chosen, interval)), keys)
@@ -126,10 +129,12 @@ def _convention(name: str | Convention, per: Per | None, ddof: int | None, nulls
 
 
 def _rows(
-    snapshot: Snapshot, keys: list[str], pass_k: Sequence[int], where: str | None, distribution: bool
+    snapshot: Snapshot, keys: list[str], pass_k: Sequence[int], where: str | None, distribution: bool, unique: bool
 ) -> pl.DataFrame:
     """The usable episodes with what is measured, and the task that each belongs to."""
     frame = snapshot.where(where).filter(USABLE)
+    if unique:
+        frame = frame.filter(pl.col("duplicate_of").is_null())
     known = frame.collect_schema()
     for name in keys:
         if name not in known:
@@ -141,18 +146,29 @@ def _rows(
             raise UsageError(f"k must be 1, 2, 3, …, not {k}")
     rows = snapshot.collect(
         frame.select(
-            *sorted({*keys, *TASK, *_MEASURED}),
+            *sorted({*keys, *TASK, *_MEASURED, *_POOLED}),
             # Read only where it is asked for and says something: `extra` may be long.
             pl.when(pl.col("n_steps") == 0).then(pl.col("extra")).alias("returns_only")
             if distribution
             else pl.lit(None, pl.String).alias("returns_only"),
         )
     )
+    return task_columns(rows).with_columns(
+        length=pl.coalesce(pl.col("returns_only").map_elements(_length, pl.Int64), pl.col("n_steps").cast(pl.Int64)),
+    )
+
+
+def task_columns(rows: pl.DataFrame) -> pl.DataFrame:
+    """With the `task` that each episode belongs to, and whether it `has_task`."""
     return rows.with_columns(
         task=pl.struct(*TASK, pl.when(pl.col("task_id").is_null()).then(pl.col("group_id")).alias("group")),
         has_task=pl.col("task_id").is_not_null() | pl.col("group_id").is_not_null(),
-        length=pl.coalesce(pl.col("returns_only").map_elements(_length, pl.Int64), pl.col("n_steps").cast(pl.Int64)),
     )
+
+
+def as_failures() -> list[pl.Expr]:
+    """What `nulls="failures"` makes of success and reward."""
+    return [pl.col("success").fill_null(False), pl.col("reward").fill_null(0.0)]
 
 
 def _length(extra: str) -> int | None:
@@ -163,7 +179,6 @@ def _length(extra: str) -> int | None:
 
 _TOKENS = pl.sum_horizontal("prompt_tokens", "completion_tokens", ignore_nulls=True)
 _SAID_TOKENS = pl.col("prompt_tokens").is_not_null() | pl.col("completion_tokens").is_not_null()
-_AS_FAILURES = [pl.col("success").fill_null(False), pl.col("reward").fill_null(0.0)]
 _COUNTS = [
     pl.len().cast(pl.Int64).alias("episodes"),
     pl.col("success").is_null().sum().cast(pl.Int64).alias("unjudged"),
@@ -172,6 +187,9 @@ _COUNTS = [
     pl.when(_SAID_TOKENS).then(_TOKENS).mean().alias("tokens_mean"),
     pl.col("wall_ms").mean().alias("latency_ms_mean"),
     pl.col("task").filter("has_task").n_unique().cast(pl.Int64).alias("tasks"),
+    pl.col("run_id").n_unique().cast(pl.Int64).alias("runs"),
+    pl.struct("policy_name", "policy_version").n_unique().cast(pl.Int64).alias("policies"),
+    pl.col("duplicate_of").is_not_null().sum().cast(pl.Int64).alias("repeats"),
 ]
 
 
@@ -180,7 +198,7 @@ def _columns(intervals: bool) -> list[str]:
     return [
         *("episodes", "unjudged", "success_rate", "success_stderr", *bounds["success"]),
         *("unscored", "reward_mean", "reward_stderr", *bounds["reward"]),
-        *("steps_mean", "tokens_mean", "latency_ms_mean", "tasks"),
+        *("steps_mean", "tokens_mean", "latency_ms_mean", "tasks", "runs", "policies", "repeats"),
     ]
 
 

@@ -37,15 +37,19 @@ class Curriculum(Strategy):
     `draws_per_step` positions (the batch size, over all ranks). A band in which no task lies draws the nearest ones.
     """
 
-    stages: tuple[Stage, ...] = ((0, 0.0, 1.0),)
+    stages: tuple[Stage, ...] = ()
     draws_per_step: int = 1
     name: ClassVar[str] = "curriculum"
 
     def __post_init__(self) -> None:
         stages = tuple((int(step), float(low), float(high)) for step, low, high in self.stages)
         object.__setattr__(self, "stages", stages)
-        if not stages or self.draws_per_step < 1:
-            raise UsageError("a curriculum needs at least one stage, and at least one draw per step")
+        if not stages:
+            raise UsageError(
+                "a curriculum needs stages of STEP:LOW:HIGH (pass rates), for example 0:0.5:1 and then 1000:0.1:0.5"
+            )
+        if self.draws_per_step < 1:
+            raise UsageError(f"a curriculum needs at least one draw per step, not {self.draws_per_step}")
         steps = [step for step, _, _ in stages]
         if steps[0] < 0 or steps != sorted(set(steps)):
             raise UsageError(f"the steps of the stages must rise, from 0 or more: {steps}")

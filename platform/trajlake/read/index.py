@@ -26,6 +26,6 @@ class EpisodeIndex:
         places = [place for each in episode_ids if (place := self._places.get(each)) is not None]
         return self._rows[np.array(places, np.int64)]
 
-    def beginning_with(self, text: str) -> pl.DataFrame:
-        """At most two rows whose ids begin with `text`."""
-        return self._rows.filter(pl.col("episode_id").str.starts_with(text)).head(2)
+    def beginning_with(self, text: str, most: int) -> pl.DataFrame:
+        """At most so many rows whose ids begin with `text`."""
+        return self._rows.filter(pl.col("episode_id").str.starts_with(text)).head(most)

@@ -133,6 +133,13 @@ def _batch(snapshot: Snapshot, manifest: dict[str, Any]) -> Batch:
     return Batch(snapshot, samples, rows, Pieces(count, count, starts, stops, lengths))
 
 
+def retracted_since(lake: Lake, batch: Batch) -> dict[str, str]:
+    """Episodes of a batch that the newest snapshot says must not be used any more, each with the reason."""
+    snapshot = lake.snapshot()
+    marked = snapshot.episodes.filter(pl.col("retracted").is_not_null() & _among(batch.samples))
+    return dict(snapshot.collect(marked.select("episode_id", "retracted").sort("episode_id")).iter_rows())
+
+
 def write_steps(path: str | Path, batch: Batch) -> None:
     """The steps of a batch as one Arrow file (IPC, zstd), each row with the position of its sample. The same batch
     gives the same bytes. Raises UsageError where the file cannot be written."""

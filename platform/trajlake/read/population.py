@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from trajlake.read.snapshot import Snapshot
 
 PLACE = ("steps_path", "row_group", "row_offset", "row_count")
-_ALWAYS = ("episode_id", "n_steps", "reward", "policy_version", "group_id", "retracted", "duplicate_of", *PLACE)
+_ALWAYS = (
+    "episode_id", "n_steps", "reward", "run_id", "policy_name", "policy_version", "group_id", "retracted",
+    "duplicate_of", *PLACE,
+)  # fmt: skip
 _EPSILON = 1e-6  # keeps groups of equal rewards from dividing by zero
 
 
@@ -24,8 +27,10 @@ _EPSILON = 1e-6  # keeps groups of equal rewards from dividing by zero
 class Recipe:
     """All that a sequence of draws depends on, beside the snapshot: JSON-compatible, and equal where the draws are.
 
-    `unique` leaves out episodes that repeat the content of another. `policy_version` is the trainer's, to which policy
-    lags refer (None: the highest among the episodes). `normalize_reward` names columns: within each combination of
+    `unique` leaves out episodes that repeat the content of another; `empty` lets in those without steps, of which only
+    the return is known. `policy_version` is the trainer's, to which policy lags refer (None: for each policy of each
+    run the highest that there is, because versions of different policies cannot be compared). `normalize_reward` names
+    columns: within each combination of
     their values rewards become (r - mean) / (standard deviation with ddof 1 + 1e-6), as GRPO's advantages
     (Shao et al. 2024, arXiv:2402.03300) with `group_id`. `max_times_sampled` ends the drawing of an item, as in Reverb.
     """
@@ -34,6 +39,7 @@ class Recipe:
     seed: int = 0
     where: str | None = None
     unique: bool = False
+    empty: bool = False
     window: Window | None = None
     policy_version: float | None = None
     normalize_reward: tuple[str, ...] | None = None
@@ -78,11 +84,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Population:
-    """`rows` has one row an episode; `left_out` says how many were left out and why; lags refer to `policy_version`."""
+    """`rows` has one row an episode; `left_out` says how many were left out and why."""
 
     rows: pl.DataFrame
     left_out: dict[str, int] = field(default_factory=dict)
-    policy_version: float | None = None
 
 
 def columns_of(recipe: Recipe) -> list[pl.Expr]:
@@ -113,12 +118,12 @@ def population(rows: pl.DataFrame, recipe: Recipe) -> Population:
     rows = _without(rows, "retracted", rows["retracted"].is_not_null(), left_out)
     if recipe.unique:
         rows = _without(rows, "repeats another episode", rows["duplicate_of"].is_not_null(), left_out)
+    if not recipe.empty:
+        rows = _without(rows, "no steps", rows["n_steps"] == 0, left_out)
     version = pl.col("policy_version").cast(pl.Float64, strict=False)
-    current = recipe.policy_version
-    if current is None:
-        highest = rows.select(version.max()).item()
-        current = None if highest is None else float(highest)
-    rows = rows.with_columns(policy_lag=pl.lit(current, pl.Float64) - version)
+    highest = version.max().over("run_id", "policy_name")
+    current = highest if recipe.policy_version is None else pl.lit(recipe.policy_version, pl.Float64)
+    rows = rows.with_columns(policy_lag=current - version)
     for reason, mask in recipe.strategy.leaves_out(rows):
         # Masks are of all rows: what an earlier reason took is no longer there.
         rows = rows.with_columns(mask.alias(f"mask {reason}"))
@@ -129,7 +134,7 @@ def population(rows: pl.DataFrame, recipe: Recipe) -> Population:
         raise NothingFits(f"no episode fits{fits}: {reasons}")
     if recipe.normalize_reward is not None:
         rows = rows.with_columns(normalized_reward=_normalized(recipe.normalize_reward))
-    return Population(rows, left_out, current)
+    return Population(rows, left_out)
 
 
 def _without(rows: pl.DataFrame, reason: str, mask: pl.Series, left_out: dict[str, int]) -> pl.DataFrame:

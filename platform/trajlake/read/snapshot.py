@@ -14,7 +14,9 @@ import polars as pl
 from deltalake import DeltaTable
 
 from trajlake.errors import (
+    EpisodeAmbiguous,
     EpisodeMissing,
+    EpisodeRemoved,
     ObjectMissing,
     QueryError,
     SnapshotExpired,
@@ -27,6 +29,7 @@ from trajlake.read.steps_reader import StepsReader
 from trajlake.read.trajectory import Trajectory, restored
 from trajlake.table.commit import active_files
 from trajlake.table.tables import open_table
+from trajlake.table.tombstones import why_removed
 from trajlake_schemas import EPISODES, STEPS
 
 if TYPE_CHECKING:
@@ -37,9 +40,10 @@ if TYPE_CHECKING:
     from trajlake.read.strategies import Strategy
 
 _TOKEN = re.compile(r"e(\d+)\.s(\d+)")
+_CANDIDATES = 5  # episodes that are named where the beginning of an id fits several
 _PLACE = ["episode_id", "steps_path", "row_group", "row_offset", "row_count"]
 CACHE_BYTES = 128 << 20  # decoded steps that a snapshot keeps
-FAILED = "coalesce(success = false, false) OR coalesce(status IN ('failed', 'aborted'), false)"
+FAILED = "coalesce(success = false, false) OR coalesce(status = 'failed', false)"
 USABLE = pl.col("retracted").is_null()
 
 
@@ -103,15 +107,19 @@ class Snapshot:
         index = self._index_if_it_pays()
         found = self._some([episode_id], index)
         if found.is_empty():
-            beginning = self.episodes.filter(pl.col("episode_id").str.starts_with(episode_id)).limit(2)
-            found = self.collect(beginning) if index is None else index.beginning_with(episode_id)
+            beginning = self.episodes.filter(pl.col("episode_id").str.starts_with(episode_id)).limit(_CANDIDATES + 1)
+            found = self.collect(beginning) if index is None else index.beginning_with(episode_id, _CANDIDATES + 1)
             if found.is_empty():
-                raise EpisodeMissing(
-                    f"no episode {episode_id} in snapshot {self.token}: `trajlake episodes` lists them"
-                )
+                raise self._missing(episode_id)
             if len(found) > 1:
-                raise EpisodeMissing(f"more than one episode begins with {episode_id}: give more of its id")
+                raise _ambiguous(episode_id, found)
         return found
+
+    def _missing(self, episode_id: str) -> EpisodeMissing:
+        reason = why_removed(self.lake.store, episode_id)
+        if reason is not None:
+            return EpisodeRemoved(f"episode {episode_id} was retracted for good, because: {reason}")
+        return EpisodeMissing(f"no episode {episode_id} in snapshot {self.token}: `trajlake episodes` lists them")
 
     def trajectories(self, episode_ids: Iterable[str]) -> Iterator[Trajectory]:
         """These episodes, in this order, a repeated id repeatedly. Raises EpisodeMissing before the first."""
@@ -123,7 +131,7 @@ class Snapshot:
         rows = self._some(unique, self._index_if_it_pays())
         if len(rows) < len(unique):
             missing = set(unique) - set(rows["episode_id"])
-            raise EpisodeMissing(f"no episode {min(missing)} in snapshot {self.token}")
+            raise self._missing(min(missing))
         wanted = pl.DataFrame({"episode_id": episode_ids}, schema={"episode_id": pl.String})
         return wanted.join(rows, on="episode_id", how="left", maintain_order="left").select(rows.columns)
 
@@ -166,6 +174,7 @@ class Snapshot:
         where: str | None = None,
         seed: int = 0,
         unique: bool = False,
+        empty: bool = False,
         window: Window | None = None,
         policy_version: float | None = None,
         normalize_reward: str | Sequence[str] | None = None,
@@ -187,6 +196,7 @@ class Snapshot:
             seed=seed,
             where=where,
             unique=unique,
+            empty=empty,
             window=window,
             policy_version=policy_version,
             max_times_sampled=max_times_sampled,
@@ -217,6 +227,17 @@ class Snapshot:
             unique=unique,
             on_progress=on_progress,
         )
+
+
+def _ambiguous(beginning: str, found: pl.DataFrame) -> EpisodeAmbiguous:
+    count = "more than 5" if len(found) > _CANDIDATES else str(len(found))
+    lines = [f"{count} episodes begin with {beginning}: give more of the id"]
+    for row in found.sort("episode_id").head(_CANDIDATES).iter_rows(named=True):
+        names = filter(None, (row["task_family"] or row["env_name"], row["task_id"]))
+        task = " ".join("/".join(names).split()) or "no task named"
+        judged = {True: "solved", False: "failed", None: "not judged"}[row["success"]]
+        lines.append(f"{row['episode_id']}  {task}  {row['status']}, {judged}")
+    return EpisodeAmbiguous("\n".join(lines))
 
 
 def _sizes(table: DeltaTable) -> dict[str, int]:
