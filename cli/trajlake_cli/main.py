@@ -11,6 +11,7 @@ import click
 
 from trajlake_cli.failures import INTERRUPTED, complain, end_for, is_debugging, log_to_stderr
 from trajlake_cli.session import AGAIN, Session
+from trajlake_cli.text import neutralise
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start": ("demo", "init", "doctor", "dev"),
@@ -53,7 +54,10 @@ class LazyGroup(click.Group):
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
-        except (click.ClickException, click.Abort, click.exceptions.Exit, SystemExit):
+        except click.ClickException as error:
+            error.message = neutralise(error.message)  # it may quote a name that came from outside
+            raise
+        except (click.Abort, click.exceptions.Exit, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001  (also polars' panics, which are no Exception)
             end_for(error, ctx, ctx.ensure_object(Session).interrupted)

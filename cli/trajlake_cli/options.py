@@ -119,13 +119,14 @@ def condition_of(
         conditions.append(FAILED)
     if runs:
         _check_runs(snapshot, runs)
-        conditions.append(f"run_id IN ({', '.join(map(_literal, runs))})")
+        conditions.append(f"run_id IN ({', '.join(map(literal, runs))})")
     if status:
-        conditions.append(f"status IN ({', '.join(map(_literal, status))})")
+        conditions.append(f"status IN ({', '.join(map(literal, status))})")
     return " AND ".join(f"({each})" for each in conditions) if len(conditions) > 1 else next(iter(conditions), None)
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
+    """`text` as a literal of SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 

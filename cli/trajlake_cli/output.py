@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trajlake_cli.text import neutralise
+from trajlake_cli.text import neutralise, one_line
 from trajlake_cli.values import field, json_text
 
 Row = Mapping[str, Any]
@@ -52,7 +52,7 @@ class Output:
     def _csv(self, rows: Iterable[Row], columns: Sequence[str]) -> None:
         on_terminal = sys.stdout.isatty()
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(columns)
+        writer.writerow([neutralise(name) for name in columns] if on_terminal else columns)
         for row in rows:
             fields = [field(row.get(column)) for column in columns]
             writer.writerow([neutralise(text) for text in fields] if on_terminal else fields)
@@ -63,9 +63,9 @@ class Output:
 
 
 def say(text: str) -> None:
-    """A line for the person at the terminal, on standard error: rows on standard output stay clean."""
+    """One line for the person at the terminal, on standard error: rows on standard output stay clean."""
     sys.stdout.flush()
-    print(neutralise(text), file=sys.stderr)  # noqa: T201
+    print(one_line(text), file=sys.stderr)  # noqa: T201
 
 
 def frame_rows(frame: Any) -> Iterator[Row]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trajlake_cli.text import ELLIPSIS
+from trajlake_cli.text import ELLIPSIS, one_line
 from trajlake_cli.values import NULL_CELL, cell, is_number
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ _GAP = 2
 _NARROWEST = 9  # a text column that is cut keeps this much
 _SHORT_ID = 17  # 16 digits are enough to name an episode, and … stands behind them
 _WIDEST_PIPED = 100  # where there is no terminal that says how wide
+_LONGEST_NAME = 40
 _KEPT_WHOLE = ("token", "sha256", "url")  # people copy these
 _PATHS = ("file", "path", "folder", "steps_path")  # cut at their beginning: the name is at the end
 
@@ -82,12 +83,13 @@ def print_table(rows: Sequence[Row], columns: Sequence[str], expendable: Sequenc
 def _measure(name: str, values: list[Any], *, piped: bool) -> _Column:
     from rich.cells import cell_len
 
+    shown = one_line(name)[:_LONGEST_NAME]  # a query may call its columns anything
     cells = [cell(value) for value in values]
     numeric = any(map(is_number, values)) and all(value is None or is_number(value) for value in values)
-    width = max(cell_len(name), max(map(cell_len, cells)))
+    width = max(cell_len(shown), max(map(cell_len, cells)))
     if piped and name not in _PATHS:
-        width = min(width, max(cell_len(name), _WIDEST_PIPED))
-    return _Column(name, cells, width, numeric)
+        width = min(width, max(cell_len(shown), _WIDEST_PIPED))
+    return _Column(shown, cells, width, numeric)
 
 
 def _fit(columns: Sequence[_Column], available: int) -> list[int] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +12,7 @@ import click
 from trajlake_cli.options import (
     condition_of,
     lake_option,
+    literal,
     output_option,
     resolve_columns,
     run_option,
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from trajlake.analysis.compare import Comparison
 
 _TABLE_LIMIT = 20
+_HARMLESS = re.compile(r"[\w ='./@:,-]*")
 
 
 @click.command(short_help="Which tasks got worse or better between two policies.")
@@ -180,5 +184,7 @@ def _advise(found: Comparison, shown: int) -> None:
         say(f"{shown:,} of {total:,} tasks, the worst changes first (--limit 0 shows all)")
     worst = found.tasks.row(0, named=True)
     if worst["difference"] < 0 and worst["task_id"] is not None and "@" not in found.column:
-        quoted = [text.replace("'", "''") for text in (worst["task_id"], found.b)]
-        say(f"to see the worst: trajlake replay --where \"task_id = '{quoted[0]}' AND {found.column} = '{quoted[1]}'\"")
+        condition = f"task_id = {literal(worst['task_id'])} AND {found.column} = {literal(found.b)}"
+        # A task's name comes from outside: pasted into a shell it must stay a name.
+        quoted = f'"{condition}"' if _HARMLESS.fullmatch(condition) else shlex.quote(condition)
+        say(f"to see the worst: trajlake replay --where {quoted}")

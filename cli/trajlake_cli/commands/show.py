@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
@@ -56,4 +57,4 @@ def command(session: Session, episode: str, token: str | None, output: Output) -
         ],
         ["step", "source", "reward", "what"],
     )
-    say(f"to read it: trajlake replay {row['episode_id']}")
+    say(f"to read it: trajlake replay {shlex.quote(row['episode_id'])}")
