@@ -39,7 +39,7 @@ def complete(*words: str) -> list[str]:
         (["dev", ""], ["down", "status", "up"]),
         (["episodes", "--fa"], ["--failed"]),
         (["episodes", "--output", "js"], ["json", "jsonl"]),
-        (["export", "out", "--format", ""], ["parquet", "jsonl"]),
+        (["export", "out", "--format", ""], ["parquet", "jsonl", "tau-bench"]),
         (["schema", "show", "ep"], ["episodes"]),
         (["episodes", "--sort", "task_id,-rew"], ["task_id,-reward", "task_id,-rewards"]),
         (["stats", "--by", "policy_version,task_f"], ["policy_version,task_family"]),

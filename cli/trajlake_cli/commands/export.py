@@ -21,11 +21,24 @@ from trajlake_cli.progress import progress
 from trajlake_cli.session import Session, pass_session
 
 
+def _format_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from trajlake.formats import FORMATS, format_named
+
+    names = ["parquet", "jsonl", *(name for name in FORMATS if format_named(name).write is not None)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
 @click.command(short_help="Write training shards.")
 @click.argument("destination", type=click.Path(file_okay=False))
 @lake_option
 @snapshot_option
-@click.option("--format", type=click.Choice(["parquet", "jsonl"]), default="parquet", help="What the shards are.")
+@click.option(
+    "--format",
+    metavar="NAME",
+    default="parquet",
+    shell_complete=_format_names,
+    help="What the shards are: parquet, jsonl, or a foreign format with a way back, such as atif or verl.",
+)
 @click.option("--shards", type=click.IntRange(min=1), default=1, help="How many files.")
 @seed_option
 @run_option
@@ -50,10 +63,16 @@ def command(
     Every shard is read back and compared before the manifest is written; without a manifest an export is not
     finished. An export that was interrupted goes on where it was when the same command is run again.
 
+    Files of a foreign format have the episodes that were imported from it as they were, in the order of their source,
+    one file each where the format keeps one. atif, nemo-gym, openai-chat, tau-bench, verifiers and verl also take any
+    other episode of messages, by its columns; the other formats only what was imported from them.
+
     \b
     Examples:
       trajlake --lake ./lake export out --shards 4 --seed 7
       trajlake --lake ./lake export out --format jsonl --where "success"
+      trajlake --lake ./lake export out --format verl --shards 8 --run today
+      trajlake --lake ./lake export out --format swe-agent --where "source_format = 'swe-agent' AND success"
     """
     session.interrupted = "run the same command again to finish; nothing there looks like a finished export"
     snapshot = session.snapshot(token)
@@ -78,4 +97,7 @@ def command(
         + (f" ({repeated:,} that repeat another were left out)" if repeated else "")
         + f" in {len(files)} files; {done.destination}/manifest.json says what they are"
     )
+    if "as_imported" in done.manifest:
+        exact, built = done.manifest["as_imported"], done.manifest["of_columns"]
+        say(f"{exact:,} as they were imported from {format} + {built:,} made of their columns, without `extra`")
     say(f"snapshot {snapshot.token}, seed {seed}")

@@ -265,4 +265,5 @@ FORMAT = Format(
     detect=any_row(_is_row),
     read=per_row(_record, _rebuild),
     write=write_rows(_rebuild, "values"),
+    takes_any=True,
 )

@@ -66,6 +66,9 @@ class Format:
     Record or Refused a row, in the order of the file; it raises FormatError only where no row can be told apart.
     `write` is the way back, where there is one: of episodes that were imported from one file it makes JSON that is
     equal to the file's. Where the file is no JSON (an archive of JSON), `values` gives the rows that `write` makes.
+
+    For exports: `takes_any` says that `write` makes valid rows also of episodes from elsewhere; `one_file_each` that
+    what stood in one file must stand in one file again; `suffix` is what its files' names usually end in.
     """
 
     name: str
@@ -74,6 +77,9 @@ class Format:
     read: Callable[[Source], Iterator[Record | Refused]]
     write: Write | None = None
     values: Callable[[Source], Iterator[Row | Refused]] | None = None
+    takes_any: bool = False
+    one_file_each: bool = True
+    suffix: str = ".json"
 
 
 def any_row(is_row: Callable[[Any], bool]) -> Callable[[Source], bool]:
@@ -100,15 +106,21 @@ def per_row(
     return read
 
 
-def write_rows(rebuild: Rebuild, layout: Layout = "array") -> Write:
-    """A `write` for files of JSON rows; `layout` is for episodes of which none says how its file was laid out."""
+def write_rows(rebuild: Rebuild, layout: Layout = "array", build: Rebuild | None = None) -> Write:
+    """A `write` for files of JSON rows; `layout` is for episodes of which none says how its file was laid out, and
+    `build` makes the rows of those that were not imported from the format."""
+
+    def row(episode: Trajectory) -> Any:
+        if build is not None and not source_row(episode.episode):
+            return build(episode)
+        return rebuilt(episode, rebuild)
 
     def write(episodes: Iterable[Trajectory]) -> Iterator[bytes]:
         episodes = iter(episodes)
         first = list(islice(episodes, 1))
         file = source_row(first[0].episode).get("file") if first else None
         found = file.get("layout") if isinstance(file, dict) else None
-        yield from laid_out((rebuilt(one, rebuild) for one in chain(first, episodes)), found or layout)
+        yield from laid_out(map(row, chain(first, episodes)), found or layout)
 
     return write
 

@@ -190,9 +190,9 @@ def _read_hdf5(source: Source) -> Iterator[Record | Refused]:
             for name in sorted(names, key=lambda name: int(name[8:])):
                 try:
                     yield _hdf5_episode(h5py, name, file[name])
-                except (KeyError, OSError, TypeError, ValueError, FormatError) as error:
+                except (OSError, RuntimeError, LookupError, TypeError, ValueError, FormatError) as error:
                     yield Refused(name, f"not an episode of Minari: {error}")
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
         raise FormatError(f"{source.path}: a damaged HDF5 file: {error}") from error
 
 

@@ -280,4 +280,5 @@ FORMAT = Format(
     detect=any_row(lambda value: _is_row(value) or _is_report(value)),
     read=_read,
     write=write_rows(_rebuild, "values"),
+    suffix=".traj.json",
 )

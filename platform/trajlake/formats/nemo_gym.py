@@ -209,10 +209,34 @@ def _items(step: Mapping[str, Any], kept: Any) -> list[dict[str, Any]]:
     return made
 
 
+def _build(trajectory: Trajectory) -> dict[str, Any]:
+    """The row of an episode from elsewhere, with what the Responses API wants in a response."""
+    episode = trajectory.episode
+    row = _rebuild(trajectory)
+    for number, item in enumerate(row[_RESPONSE]["output"]):
+        if item.get("role") == "assistant":
+            if isinstance(item["content"], str):
+                item["content"] = [{"type": "output_text", "text": item["content"], "annotations": []}]
+            item |= {"id": f"msg_{number}", "status": "completed"}
+    response: dict[str, Any] = {
+        "id": f"resp_{episode['episode_id']}",
+        "object": "response",
+        "created_at": episode["started_at"].timestamp() if episode["started_at"] else 0,
+        "model": episode["policy_name"] or "",
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+    return {**row, _RESPONSE: response | row[_RESPONSE]}
+
+
 FORMAT = Format(
     name="nemo-gym",
     description="NeMo Gym rollouts: JSON Lines of {responses_create_params, response: {output: […]}, reward, …}",
     detect=any_row(_is_row),
     read=per_row(_record, _rebuild),
-    write=write_rows(_rebuild, "lines"),
+    write=write_rows(_rebuild, "lines", _build),
+    takes_any=True,
+    one_file_each=False,
+    suffix=".jsonl",
 )

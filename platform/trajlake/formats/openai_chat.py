@@ -136,4 +136,7 @@ FORMAT = Format(
     detect=_detect,
     read=_read,
     write=write_rows(_rebuild, "lines"),
+    takes_any=True,
+    one_file_each=False,
+    suffix=".jsonl",
 )

@@ -201,4 +201,5 @@ FORMAT = Format(
     detect=any_row(_is_row),
     read=_read,
     write=write_rows(_rebuild, "values"),
+    suffix=".traj",
 )

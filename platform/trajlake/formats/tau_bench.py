@@ -84,10 +84,17 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
+def _build(trajectory: Trajectory) -> dict[str, Any]:
+    """The row of an episode from elsewhere."""
+    return {**_rebuild(trajectory), "info": {}}
+
+
 FORMAT = Format(
     name="tau-bench",
     description="tau-bench results: a JSON array of {task_id, reward, info, traj, trial}",
     detect=any_row(_is_row),
     read=per_row(_record, _rebuild),
-    write=write_rows(_rebuild),
+    write=write_rows(_rebuild, build=_build),
+    takes_any=True,
+    one_file_each=False,
 )

@@ -194,10 +194,22 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
     return row | extra
 
 
+def _build(trajectory: Trajectory) -> dict[str, Any]:
+    """The row of an episode from elsewhere: what was said before the agent's first word is the prompt."""
+    episode, steps = trajectory.episode, trajectory.steps
+    first = next((place for place, step in enumerate(steps) if step["source"] == "agent"), len(steps))
+    row = _rebuild(Trajectory({**episode, "rewards": None}, steps[first:]))
+    metrics = {part["name"]: part["value"] for part in episode["rewards"] or ()}
+    return {"prompt": chat_messages(steps[:first]), "reward": None, "answer": "", "info": {}, "metrics": metrics} | row
+
+
 FORMAT = Format(
     name="verifiers",
     description="verifiers results: JSON Lines of {id, prompt, completion, reward, …}, with metadata.json beside them",
     detect=any_row(lambda value: _is_row(value) or _is_metadata(value)),
     read=_read,
-    write=write_rows(_rebuild, "lines"),
+    write=write_rows(_rebuild, "lines", _build),
+    takes_any=True,
+    one_file_each=False,
+    suffix=".jsonl",
 )

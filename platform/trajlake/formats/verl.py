@@ -8,10 +8,13 @@ each of the reward function's own figures.
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from typing import Any, cast
 
 from trajlake.errors import FormatError
 from trajlake.formats.base import Format, Record, any_row, fits_begin, fits_end, per_row, write_rows
+from trajlake.formats.messages import as_object
 from trajlake.formats.rebuild import episode_extra
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.read.trajectory import Trajectory
@@ -65,10 +68,38 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
     return row | episode_extra(trajectory)
 
 
+def _build(trajectory: Trajectory) -> dict[str, Any]:
+    """The row of an episode from elsewhere: the prompt is what was said before the agent's first word, and all turns
+    from there on are the output. What `acc` says is the reward function's, so it is there where success is known."""
+    episode, steps = trajectory.episode, trajectory.steps
+    first = next((place for place, step in enumerate(steps) if step["source"] == "agent"), len(steps))
+    row = {
+        "input": "\n".join(map(_said, steps[:first])),
+        "output": "\n".join(map(_said, steps[first:])),
+        "gts": None,
+        "score": episode["reward"],
+        "step": episode["policy_version"],
+    }
+    return row if episode["success"] is None else {**row, "acc": episode["success"]}
+
+
+def _said(step: Mapping[str, Any]) -> str:
+    """What a step says as text; a call as most chat templates write it."""
+    texts = [step["message"], *(part["text"] for part in step["content_parts"] or ())]
+    for call in step["tool_calls"] or ():
+        given = {"name": call["name"], "arguments": as_object(call["arguments"])}
+        texts.append(f"<tool_call>\n{json.dumps(given, ensure_ascii=False)}\n</tool_call>")
+    texts += [result["content"] for result in step["tool_results"] or ()]
+    return "\n".join(text for text in texts if text)
+
+
 FORMAT = Format(
     name="verl",
     description="verl rollouts: JSON Lines of {input, output, gts, score, step, …}",
     detect=any_row(_is_row),
     read=per_row(_record, _rebuild),
-    write=write_rows(_rebuild, "lines"),
+    write=write_rows(_rebuild, "lines", _build),
+    takes_any=True,
+    one_file_each=False,
+    suffix=".jsonl",
 )

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from io import FileIO
 from pathlib import Path
@@ -26,10 +27,12 @@ import numpy as np
 import polars as pl
 
 from trajlake.errors import ExportError, StoreError, UsageError
+from trajlake.formats.exporting import export_format, parts_of, write_part
 from trajlake.read.lineage import register
 from trajlake.read.shards import SHARD_WRITERS, ShardFile
 
 if TYPE_CHECKING:
+    from trajlake.formats import Format
     from trajlake.read.snapshot import Snapshot
 
 MANIFEST = "manifest.json"
@@ -65,18 +68,20 @@ def export(
     """Write the episodes that fit `where`, one row each, shuffled by `seed`, into `shards` files of nearly equal rows.
 
     Retracted episodes are left out, and with `unique` those that repeat the content of another.
-    `format` is `parquet` (the portable profile: flat columns, nested values as JSON text) or `jsonl`. The same
-    snapshot, filter, seed and number of shards give the same bytes. `on_progress` gets episodes done and episodes
-    in all. Raises UsageError, QueryError, ExportError.
+    `format` is `parquet` (the portable profile: flat columns, nested values as JSON text), `jsonl`, or the name of a
+    foreign format that has a way back: see trajlake.formats.exporting. Files of these are not shuffled, and take no
+    `seed`. The same snapshot, filter, seed and number of shards give the same bytes. `on_progress` gets episodes done
+    and episodes in all. Raises UsageError, QueryError, ExportError.
     """
     if "://" in str(destination):
         raise UsageError(f"an export is written to a folder, not to {destination}; copy the folder there afterwards")
-    if format not in SHARD_WRITERS:
-        raise UsageError(f"format must be one of {', '.join(SHARD_WRITERS)}, not {format!r}")
+    foreign = None if format in SHARD_WRITERS else export_format(format, SHARD_WRITERS)
     if shards < 1:
         raise UsageError(f"shards must be at least 1, not {shards}")
     if not 0 <= seed < 2**63:
         raise UsageError(f"seed must be from 0 to 2**63 - 1, not {seed}")
+    if foreign is not None and seed:
+        raise UsageError(f"files of {format} keep the order of their sources: leave the seed out")
     target = Path(destination)
     plan = {
         "lake": snapshot.lake.uri,
@@ -89,25 +94,27 @@ def export(
     }
     if (done := _finished(target, plan)) is not None:
         return done
-    rows, retracted, repeated = _chosen(snapshot, where, seed, unique)
+    rows, retracted, repeated = _chosen(snapshot, where, None if foreign else seed, unique)
+    parts, how = _parts(snapshot, rows, format, foreign, shards)
     work = target.with_name(target.name + ".incomplete")
     with _working_folder(work, plan):
-        files, resumed = _write_shards(snapshot, rows, work, format, shards, on_progress)
+        files, resumed = _write_parts(parts, len(rows), work, on_progress)
         manifest = {
             **plan,
             "episodes": len(rows),
             "steps": sum(file.steps for file in files),
             "left_out_retracted": retracted,
             "left_out_repeated": repeated,
+            **how,
             "files": [asdict(file) for file in files],
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "trajlake": version("trajlake"),
         }
         _write_durably(work / MANIFEST, json.dumps(manifest, indent=2))
-        for leftover in [work / _PLAN, *work.glob("*.done")]:
+        for leftover in [work / _PLAN, *work.rglob("*.done")]:
             leftover.unlink()
     _appear(work, target)
-    _register(snapshot, target, plan, rows, files)
+    _register(snapshot, target, plan, pl.concat([part.rows for part in parts]), files)
     return ExportReport(target, manifest, resumed)
 
 
@@ -127,55 +134,75 @@ def _register(
         _log.warning("%s is finished, but could not be put into the lake's lineage: %s", target, error)
 
 
-def _chosen(snapshot: Snapshot, where: str | None, seed: int, unique: bool) -> tuple[pl.DataFrame, int, int]:
-    """The episode rows in the order of the export, and how many were left out: retracted, and repeating another."""
+def _chosen(snapshot: Snapshot, where: str | None, seed: int | None, unique: bool) -> tuple[pl.DataFrame, int, int]:
+    """The episode rows, shuffled where there is a seed, and how many were left out: retracted, repeating another."""
     rows = snapshot.collect(snapshot.where(where).sort("episode_id"))
     usable = rows.filter(pl.col("retracted").is_null())
     chosen = usable.filter(pl.col("duplicate_of").is_null()) if unique else usable
     if chosen.is_empty():
         raise UsageError("no episode fits" + (f" {where!r}" if where else ": the snapshot is empty"))
+    if seed is None:
+        return chosen, len(rows) - len(usable), len(usable) - len(chosen)
     order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(chosen))
     return chosen[order], len(rows) - len(usable), len(usable) - len(chosen)
 
 
-def _write_shards(
-    snapshot: Snapshot,
-    rows: pl.DataFrame,
-    work: Path,
-    format: str,
-    shards: int,
-    on_progress: Callable[[int, int], None] | None,
+@dataclass(frozen=True)
+class _Part:
+    """One file to write, the rows of its episodes, and what writes it: `write(batches, path)`."""
+
+    name: str
+    rows: pl.DataFrame
+    write: Callable[[Iterator[pl.DataFrame], Path], ShardFile]
+
+
+def _parts(
+    snapshot: Snapshot, rows: pl.DataFrame, format: str, foreign: Format | None, shards: int
+) -> tuple[list[_Part], dict[str, int]]:
+    """The files, and what the manifest says of how they were made."""
+    if foreign is None:
+        write = partial(SHARD_WRITERS[format], snapshot)
+        split = np.array_split(np.arange(len(rows)), shards)
+        return [
+            _Part(f"shard-{number:05d}-of-{shards:05d}.{format}", rows[part], write)
+            for number, part in enumerate(split)
+        ], {}
+    found, exact = parts_of(snapshot, rows, foreign, shards)
+    how = {"as_imported": exact, "of_columns": len(rows) - exact}
+    return [_Part(part.name, part.rows, partial(write_part, snapshot, foreign, part)) for part in found], how
+
+
+def _write_parts(
+    parts: list[_Part], episodes: int, work: Path, on_progress: Callable[[int, int], None] | None
 ) -> tuple[list[ShardFile], int]:
     files: list[ShardFile] = []
     resumed = done = 0
-    write = SHARD_WRITERS[format]
-    for number, part in enumerate(np.array_split(np.arange(len(rows)), shards)):
-        name = f"shard-{number:05d}-of-{shards:05d}.{format}"
-        note = work / f"{name}.done"
+    for part in parts:
+        path = work / part.name
+        note = path.with_name(f"{path.name}.done")
         if note.exists():
             file = ShardFile(**json.loads(note.read_text()))
-            if file.sha256 == _sha256(work / name):
+            if file.sha256 == _sha256(path):
                 files.append(file)
                 resumed += 1
-                done += len(part)
+                done += len(part.rows)
                 continue
-        mine = rows[part]
 
-        def batches(mine: pl.DataFrame = mine) -> Iterator[pl.DataFrame]:
+        def batches(rows: pl.DataFrame = part.rows) -> Iterator[pl.DataFrame]:
             nonlocal done
-            for batch in mine.iter_slices(_BATCH):
+            for batch in rows.iter_slices(_BATCH):
                 yield batch
                 done += len(batch)
                 if on_progress is not None:
-                    on_progress(done, len(rows))
+                    on_progress(done, episodes)
 
-        file = write(snapshot, batches(), work / name)
-        if file.rows != len(part):
-            raise ExportError(f"{name}: {file.rows} rows were written for {len(part)} episodes")
+        file = part.write(batches(), path)
+        if file.rows != len(part.rows):
+            raise ExportError(f"{part.name}: {file.rows} rows were written for {len(part.rows)} episodes")
         _write_durably(note, json.dumps(asdict(file)))
         files.append(file)
     if on_progress is not None:
-        on_progress(len(rows), len(rows))
+        on_progress(episodes, episodes)
     return files, resumed
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One file of an export: rows are episodes; `sha256` of its bytes."""
+    """One file of an export: its place in the folder, `rows` (episodes), and `sha256` of its bytes."""
 
     name: str
     rows: int
@@ -63,7 +63,7 @@ def write_parquet(snapshot: Snapshot, batches: Iterable[pl.DataFrame], path: Pat
             rows += len(table)
             steps += sum(len(trajectory.steps) for trajectory in trajectories)
     _verify_parquet(path, digests)
-    return _shard(path, rows, steps)
+    return shard_file(path, path.name, rows, steps)
 
 
 def _portable(trajectories: list[Trajectory]) -> pa.Table:
@@ -131,14 +131,15 @@ def write_jsonl(snapshot: Snapshot, batches: Iterable[pl.DataFrame], path: Path)
         for number, line in enumerate(file):
             if number >= len(ids) or json.loads(line)["episode_id"] != ids[number]:
                 raise ExportError(f"{path.name}: line {number + 1} does not read back as written")
-    return _shard(path, len(ids), steps)
+    return shard_file(path, path.name, len(ids), steps)
 
 
-def _shard(path: Path, rows: int, steps: int) -> ShardFile:
+def shard_file(path: Path, name: str, rows: int, steps: int) -> ShardFile:
+    """What the manifest says of a file that was written."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return ShardFile(path.name, rows, steps, path.stat().st_size, digest)
+    return ShardFile(name, rows, steps, path.stat().st_size, digest)
 
 
 SHARD_WRITERS: dict[str, Callable[[Snapshot, Iterable[pl.DataFrame], Path], ShardFile]] = {
