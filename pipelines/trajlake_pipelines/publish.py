@@ -75,7 +75,7 @@ def commit_ledger(
     """
     before = load_frontier(store, job_folder(plan.number - 1))
     put_frontier(store, plan.folder, move(plan.frontier_after(before)))
-    return commit(store, "segments", APPLICATION, plan.number, change_for).ours
+    return commit(store, "segments", APPLICATION, plan.number, change_for)
 
 
 def ledger_change(store: ObjectStore, table: DeltaTable, plan: Plan, results: list[UnitResult]) -> Change:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -49,22 +49,15 @@ class Change:
     transactions: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Committed:
-    """The change is in the table; `ours` is False where another process had committed the same version before."""
-
-    version: int
-    ours: bool
-
-
 def commit(
     store: ObjectStore,
     name: str,
     application: str,
     version: int,
     change_for: Callable[[DeltaTable], Change],
-) -> Committed:
-    """Commit what `change_for` says for the table as it is now, at most once for (application, version).
+) -> bool:
+    """Commit what `change_for` says for the table as it is now, at most once for (application, version). False where
+    that version is there already.
 
     `change_for` is called again with a newer table after each conflict. Raises CommitStateUnknown where neither
     success nor failure can be found out; calling again with the same version settles it.
@@ -83,7 +76,7 @@ def commit(
             continue
         done = table.transaction_version(application)
         if done is not None and done >= version:
-            return Committed(table.version(), ours=False)
+            return False
         change = change_for(table)
         try:
             _write(table, name, change, application, version)
@@ -92,7 +85,7 @@ def commit(
         except (OSError, DeltaError) as error:
             doubt, doubts = error, doubts + 1
             continue
-        return Committed(open_table(store, name).version(), ours=True)
+        return True
     if doubt is None:
         raise CommitStateUnknown(
             f"table {name} of {store.uri}: {_TRIES} commits in a row met a faster one; run it again"
@@ -118,6 +111,8 @@ def _write(table: DeltaTable, name: str, change: Change, application: str, versi
         TABLES[name].arrow,
         partition_by=PARTITIONS.get(name),
         commit_properties=CommitProperties(app_transactions=transactions, max_commit_retries=0),
+        # That lists the whole log, so it is left to vacuum.
+        post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
     )
 
 

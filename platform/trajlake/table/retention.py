@@ -60,6 +60,9 @@ def vacuum(
     if not dry_run:
         for file in files:
             lake.store.delete(file.key)
+        for name in TABLES:
+            with delta_errors(lake.store, name):
+                open_table(lake.store, name).cleanup_metadata()  # records in the log past its own retention
     return VacuumReport(files, dry_run)
 
 

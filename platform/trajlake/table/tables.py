@@ -48,7 +48,7 @@ def create_lake(store: ObjectStore) -> LakeInfo:
                 configuration={
                     "delta.deletedFileRetentionDuration": retention,
                     "delta.logRetentionDuration": retention,
-                    "delta.checkpointInterval": "20",
+                    "delta.checkpointInterval": "10",  # whoever opens a table reads each later commit by itself
                 },
                 storage_options=store.storage_options(),
             )
