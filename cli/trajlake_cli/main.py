@@ -55,7 +55,7 @@ class LazyGroup(click.Group):
             sys.stdout.flush()
             return result
         except click.ClickException as error:
-            error.message = neutralise(error.message)  # it may quote a name that came from outside
+            vars(error)["message"] = neutralise(error.message)  # it may quote a name that came from outside
             raise
         except (click.Abort, click.exceptions.Exit, SystemExit):
             raise

@@ -152,18 +152,23 @@ def test_the_whole_path_on_real_data(run: Any, lake_uri: str, realdata: Path, tm
 @pytest.mark.e2e
 def test_a_local_server_by_command(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "server"
-    assert "trajlake dev up" in run("dev", "status", "--folder", folder, code=1).stderr
+    line = f'eval "$(trajlake dev up --folder {folder})"'
+    assert line in run("dev", "status", "--folder", folder, code=1).stderr
     started = run("dev", "up", "--folder", folder, "--bucket", "mine")
+    assert "next: trajlake init" in started.stderr
+    assert line in run("dev", "status", "--folder", folder).stderr, "the shell does not lead to it yet"
     try:
         for line in started.stdout.splitlines():
             name, _, value = line.removeprefix("export ").partition("=")
             monkeypatch.setenv(name, value)
         (row,) = json.loads(run("dev", "status", "--folder", folder, "-o", "json").stdout)
         assert row["lake"] == "s3://mine/lake"
+        assert "next: trajlake init" in run("dev", "status", "--folder", folder).stderr
         run("init")
         assert "no episodes yet" in run("runs").stderr
     finally:
-        assert "stopped" in run("dev", "down", "--folder", folder).stderr
+        stopped = run("dev", "down", "--folder", folder).stderr
+        assert stopped == (f"stopped the S3 server at {row['url']} (pid {row['pid']}); its data stays in {folder}\n")
     assert "no server runs" in run("dev", "down", "--folder", folder).stderr
 
 

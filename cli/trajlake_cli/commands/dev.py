@@ -58,8 +58,16 @@ def up(folder: str, port: int | None, bucket: str) -> None:
     for line in server.export_lines():
         click.echo(line)
     say(f"S3 server at {server.url}, data in {server.folder}")
-    if sys.stdout.isatty():  # else the lines are being evaluated, or kept
-        say(f'in a shell: eval "$(trajlake dev up --folder {shlex.quote(str(server.folder))})"')
+    if sys.stdout.isatty():
+        say(f"to set these variables in this shell: {_evaluated(folder)}")
+    else:  # the lines are being evaluated, or kept
+        say("next: trajlake init --if-missing; `trajlake dev down` stops the server")
+
+
+def _evaluated(folder: str) -> str:
+    """The line that sets the variables of a shell."""
+    where = "" if folder == _default_folder() else f" --folder {shlex.quote(folder)}"
+    return f'eval "$(trajlake dev up{where})"'
 
 
 @command.command()
@@ -71,9 +79,14 @@ def down(folder: str) -> None:
     Examples:
       trajlake dev down
     """
+    from trajlake.devserver import status as find
     from trajlake.devserver import stop
 
-    say("stopped; the data stays" if stop(folder) else f"no server runs on {folder}")
+    server = find(folder)
+    if server is None or not stop(folder):
+        say(f"no server runs on {folder}")
+        return
+    say(f"stopped the S3 server at {server.url} (pid {server.pid}); its data stays in {server.folder}")
 
 
 @command.command()
@@ -92,7 +105,11 @@ def status(folder: str, output: Output) -> None:
     server = find(folder)
     if server is None:
         output.rows([], ["url", "lake", "pid", "folder"])
-        say(f"no server runs on {folder}: `trajlake dev up` starts one")
+        say(f"no server runs on {folder}; to start one: {_evaluated(folder)}")
         click.get_current_context().exit(1)
     row = {"url": server.url, "lake": server.lake_uri, "pid": server.pid, "folder": str(server.folder)}
     output.rows([row], list(row))
+    if os.environ.get("AWS_ENDPOINT_URL") != server.url:
+        say(f"this shell does not lead to it yet: {_evaluated(folder)}")
+    elif output.is_table:
+        say("next: trajlake init --if-missing, then `trajlake runs`; `trajlake dev down` stops the server")
