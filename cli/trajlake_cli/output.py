@@ -27,8 +27,11 @@ class Output:
         """Whether a person reads it, so that columns may be left out and texts be cut."""
         return self.format == "table"
 
-    def rows(self, rows: Iterable[Row], columns: Sequence[str], expendable: Sequence[str] = ()) -> None:
-        """Show `columns` of every row, in this order. A narrow table leaves `expendable` ones out, the first first."""
+    def rows(
+        self, rows: Iterable[Row], columns: Sequence[str], expendable: Sequence[str] = (), keys: Sequence[str] = ()
+    ) -> None:
+        """Show `columns` of every row, in this order. A narrow table leaves `expendable` ones out, the first first,
+        before it cuts `keys`, by which rows are told apart."""
         if self.format == "json":
             self._json(rows, columns)
         elif self.format == "jsonl":
@@ -39,7 +42,7 @@ class Output:
         else:
             from trajlake_cli.tables import print_table
 
-            print_table(list(rows), columns, expendable)
+            print_table(list(rows), columns, expendable, keys)
 
     def _json(self, rows: Iterable[Row], columns: Sequence[str]) -> None:
         """A list with one object a line, written as the rows come."""

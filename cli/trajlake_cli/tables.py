@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _GAP = 2
 _NARROWEST = 9  # a text column that is cut keeps this much
+_NARROWEST_KEY = 24
 _SHORT_ID = 17  # 16 digits are enough to name an episode, and … stands behind them
 _WIDEST_PIPED = 100  # where there is no terminal that says how wide
 _LONGEST_NAME = 40
@@ -32,6 +33,7 @@ class _Column:
     cells: list[str]
     width: int
     is_numeric: bool
+    is_key: bool = False
 
     @property
     def is_id(self) -> bool:
@@ -40,9 +42,9 @@ class _Column:
     @property
     def least(self) -> int:
         """How narrow it may become."""
-        if self.is_numeric or self.name in _KEPT_WHOLE or any("±" in cell for cell in self.cells):
+        if self.is_numeric or self.name in _KEPT_WHOLE or any(sign in text for text in self.cells for sign in "±["):
             return self.width
-        return min(self.width, _SHORT_ID if self.is_id else _NARROWEST)
+        return min(self.width, _SHORT_ID if self.is_id else _NARROWEST_KEY if self.is_key else _NARROWEST)
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -54,7 +56,9 @@ def make_console(*, stderr: bool = False) -> Console:
     return Console(file=file, markup=False, highlight=False, emoji=False, soft_wrap=False, width=width)
 
 
-def print_table(rows: Sequence[Row], columns: Sequence[str], expendable: Sequence[str] = ()) -> None:
+def print_table(
+    rows: Sequence[Row], columns: Sequence[str], expendable: Sequence[str] = (), keys: Sequence[str] = ()
+) -> None:
     """Print `rows` as a table in the terminal's width; nothing where there are none.
 
     First long texts are cut, then episode ids are shortened, then `expendable` columns are left out, the first ones
@@ -64,7 +68,7 @@ def print_table(rows: Sequence[Row], columns: Sequence[str], expendable: Sequenc
         return
     console = make_console()
     piped = console.width > 10_000
-    measured = [_measure(name, [row.get(name) for row in rows], piped=piped) for name in columns]
+    measured = [_measure(name, [row.get(name) for row in rows], piped=piped, is_key=name in keys) for name in columns]
     shown, dropped = measured, 0
     while (widths := _fit(shown, console.width)) is None and dropped < len(expendable):
         dropped += 1
@@ -80,7 +84,7 @@ def print_table(rows: Sequence[Row], columns: Sequence[str], expendable: Sequenc
         _print_line(console, shown, widths, [_cell_text(column.cells[at]) for column in shown])
 
 
-def _measure(name: str, values: list[Any], *, piped: bool) -> _Column:
+def _measure(name: str, values: list[Any], *, piped: bool, is_key: bool) -> _Column:
     from rich.cells import cell_len
 
     shown = one_line(name)[:_LONGEST_NAME]  # a query may call its columns anything
@@ -89,7 +93,7 @@ def _measure(name: str, values: list[Any], *, piped: bool) -> _Column:
     width = max(cell_len(shown), max(map(cell_len, cells)))
     if piped and name not in _PATHS:
         width = min(width, max(cell_len(shown), _WIDEST_PIPED))
-    return _Column(shown, cells, width, numeric)
+    return _Column(shown, cells, width, numeric, is_key)
 
 
 def _fit(columns: Sequence[_Column], available: int) -> list[int] | None:

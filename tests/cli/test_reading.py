@@ -178,6 +178,10 @@ def test_stats(ask: Any) -> None:
 def test_stats_of_one_value_or_of_equal_ones_look_no_more_certain_than_they_are(ask: Any) -> None:
     one = ask("stats", "--where", "trial = 0 AND task_id = 'airline/0'").stdout
     assert "1.000 ± n/a" in one
+    sure = ask("stats", "--where", "task_family = 'airline'", "--confidence", "0.95")
+    assert "0.500 [0.150, 0.850]" in sure.stdout, "Wilson's interval of 2 of 4"
+    assert "[ ] 95 % interval over episodes: success Wilson's, reward Student's t\n" in sure.stderr
+    assert "[n/a]" in ask("stats", "--where", "trial = 0 AND task_id = 'airline/0'", "--confidence", "0.9").stdout
     equal = ask("stats", "--run", "control").stdout
     assert "1.000 ± 0 " in equal
     assert "± 0.000" not in equal

@@ -264,6 +264,7 @@ def test_wilson_holds_the_rate_and_stays_within_0_and_1(n: int, data: st.DataObj
 def test_student_and_bootstrap() -> None:
     assert student(1.0, 0.5, 1, 0.95) is None
     assert student(None, None, 5, 0.95) is None
+    assert student(1.0, 0.0, 5, 0.95) is None, "equal values say nothing of the error"
     assert bootstrap([], 0.95) is None
     assert bootstrap([math.nan], 0.95) is None
     assert bootstrap([3.0] * 5, 0.95) == (3.0, 3.0)

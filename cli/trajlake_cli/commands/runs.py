@@ -1,17 +1,19 @@
 """`trajlake runs`: what is in the lake, one row a run."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import click
 
 from trajlake_cli.options import lake_option, output_option, snapshot_option
 from trajlake_cli.output import Output, frame_rows, say
 from trajlake_cli.session import Session, pass_session
 
-_SQL = """
-SELECT run_id, count(*) AS episodes, count(DISTINCT task_id) AS tasks, sum(n_steps) AS steps,
-       avg(CAST(success AS DOUBLE)) AS success_rate, avg(reward) AS reward_mean,
-       min(started_at) AS first, max(coalesce(ended_at, started_at)) AS last
-FROM episodes GROUP BY run_id ORDER BY last DESC NULLS LAST, run_id
-"""
+if TYPE_CHECKING:
+    import polars as pl
+
+    from trajlake import Snapshot
 
 
 @click.command(short_help="List the runs.")
@@ -30,8 +32,25 @@ def command(session: Session, token: str | None, output: Output) -> None:
       trajlake --lake ./lake runs --output json
     """
     snapshot = session.snapshot(token)
-    frame = snapshot.query(_SQL)
+    frame = _runs(snapshot)
     output.rows(frame_rows(frame), frame.columns, ("steps", "first", "tasks"))
     if frame.is_empty():
         say("no episodes yet: `trajlake import` or a worker brings them, `trajlake compact` puts them into the tables")
     say(f"snapshot {snapshot.token}")
+
+
+def _runs(snapshot: Snapshot) -> pl.DataFrame:
+    import polars as pl
+
+    from trajlake.analysis.stats import HAS_TASK, THE_TASK
+
+    frame = snapshot.episodes.group_by("run_id").agg(
+        pl.len().cast(pl.Int64).alias("episodes"),
+        THE_TASK.filter(HAS_TASK).n_unique().cast(pl.Int64).alias("tasks"),
+        pl.col("n_steps").sum().cast(pl.Int64).alias("steps"),
+        pl.col("success").cast(pl.Float64).mean().alias("success_rate"),
+        pl.col("reward").mean().alias("reward_mean"),
+        pl.col("started_at").min().alias("first"),
+        pl.coalesce("ended_at", "started_at").max().alias("last"),
+    )
+    return snapshot.collect(frame).sort("last", "run_id", descending=[True, False], nulls_last=True)

@@ -246,7 +246,9 @@ def _write(target: str, batch: Batch) -> None:
 
 def _show(samples: Sequence[Sample], output: Output) -> None:
     columns = ["position", "episode_id", "probability", "weight", "times_sampled", "policy_lag", "start", "stop"]
+    if output.is_table and all(each.policy_lag is None for each in samples):
+        columns.remove("policy_lag")
     columns += [
         name for name in ("group_id", "normalized_reward") if any(getattr(each, name) is not None for each in samples)
     ]
-    output.rows(map(asdict, samples), columns, ("start", "stop", "weight", "times_sampled"))
+    output.rows(map(asdict, samples), columns, ("start", "stop", "weight", "times_sampled"), ("group_id",))

@@ -24,6 +24,7 @@ from trajlake_cli.session import Session, pass_session
 
 _CONVENTIONS = ("episode", "inspect", "sb3")  # of trajlake.analysis.stats, whose import would take a second
 _WITH_ERROR = {"success_rate": "success_stderr", "reward_mean": "reward_stderr"}
+_BOUNDS = {"success_rate": ("success_low", "success_high"), "reward_mean": ("reward_low", "reward_high")}
 _ADVICE = ("runs", "policies", "repeats")  # in a table these are a line below it
 _EXPENDABLE = ("latency_ms_mean", "unscored", "tokens_mean", "tasks", "unjudged", "steps_mean", "reward_mean")
 
@@ -95,8 +96,8 @@ def command(
 
     The success rate is that of the judged episodes; `unjudged` and `unscored` count the others. Retracted episodes are
     not counted. In a table ± is the standard error (n/a: a single value; 0: all values are equal, which says little
-    where they are few, so ask for --confidence); columns that say nothing, or do not fit, are left out. Where
-    episodes of several runs or policies stand in one row, a line says so: --by run,policy keeps them apart.
+    where they are few, so ask for intervals by --confidence); columns that say nothing, or do not fit, are left
+    out. Where episodes of several runs or policies stand in one row, a line says so: --by run,policy keeps them apart.
 
     \b
     Examples:
@@ -125,8 +126,9 @@ def command(
     )
     rows = list(frame_rows(frame))
     if output.is_table:
-        output.rows(*_for_people(rows, frame.columns, columns), _EXPENDABLE)
-        _explain(rows, convention, per, ddof)
+        output.rows(*_for_people(rows, frame.columns, columns), _EXPENDABLE, columns)
+        level = 0.95 if bootstrap and confidence is None else confidence
+        _explain(rows, convention, per, ddof, level, bootstrap=bootstrap)
     else:
         output.rows(rows, frame.columns)
     if not sum(row["episodes"] for row in rows):
@@ -135,14 +137,21 @@ def command(
     say(f"snapshot {snapshot.token}")
 
 
-def _explain(rows: list[Row], convention: str, per: str | None, ddof: str | None) -> None:
-    """What ± means here."""
+def _explain(
+    rows: list[Row], convention: str, per: str | None, ddof: str | None, confidence: float | None, *, bootstrap: bool
+) -> None:
+    """What ± and [ ] mean here."""
     from trajlake.analysis.stats import CONVENTIONS
 
-    if any(row[error] is not None for row in rows for error in _WITH_ERROR.values()):
-        one = per or CONVENTIONS[convention].per
-        of = "tasks (the mean of each task's trials)" if one == "task" else "episodes"
+    if all(row[mean] is None for row in rows for mean in _WITH_ERROR):
+        return
+    one = per or CONVENTIONS[convention].per
+    of = "tasks (the mean of each task's trials)" if one == "task" else "episodes"
+    if confidence is None:
         say(f"± standard error over {of}, ddof {CONVENTIONS[convention].ddof if ddof is None else ddof}")
+        return
+    kind = "bootstrap" if bootstrap else "Student's t" if one == "task" else "success Wilson's, reward Student's t"
+    say(f"[ ] {confidence * 100:g} % interval over {of}: {kind}")
 
 
 def _warn(rows: list[Row], by: Sequence[str]) -> None:
@@ -162,20 +171,24 @@ def _warn(rows: list[Row], by: Sequence[str]) -> None:
 
 
 def _for_people(rows: list[Row], columns: Sequence[str], by: Sequence[str]) -> tuple[list[Row], list[str]]:
-    """Values joined with their standard errors, and only columns that say something."""
+    """Values joined with their standard errors or intervals, and only columns that say something."""
     kept = [
         name
         for name in columns
-        if name in by
-        or name == "episodes"
-        or not (name in (*_WITH_ERROR.values(), *_ADVICE) or _says_nothing(name, (row[name] for row in rows)))
+        if name in by or name == "episodes" or not (name in _JOINED or _says_nothing(name, (row[name] for row in rows)))
     ]
     return [{name: _joined(row, name) for name in kept} for row in rows], kept
+
+
+_JOINED = {*_WITH_ERROR.values(), *_ADVICE, *(bound for bounds in _BOUNDS.values() for bound in bounds)}
 
 
 def _joined(row: Row, name: str) -> Any:
     if name not in _WITH_ERROR or row[name] is None:
         return row[name]
+    low, high = _BOUNDS[name]
+    if low in row:
+        return f"{row[name]:.3f} [{'n/a' if row[low] is None else f'{row[low]:.3f}, {row[high]:.3f}'}]"
     error = row[_WITH_ERROR[name]]
     return f"{row[name]:.3f} ± {'n/a' if error is None else f'{error:.3f}' if error else '0'}"
 

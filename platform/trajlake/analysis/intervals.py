@@ -32,8 +32,9 @@ def wilson(successes: float, n: int, confidence: float) -> Interval | None:
 
 
 def student(mean: float | None, stderr: float | None, n: int, confidence: float) -> Interval | None:
-    """mean ± t · stderr, t of n - 1 degrees of freedom; None where there are not two values."""
-    if mean is None or stderr is None or n < 2:
+    """mean ± t · stderr, t of n - 1 degrees of freedom; None where there are not two values, or all are equal: then
+    nothing is known of the error."""
+    if mean is None or not stderr or n < 2:
         return None
     half = t_quantile(0.5 + confidence / 2, n - 1) * stderr
     return (mean - half, mean + half)

@@ -59,6 +59,8 @@ CONVENTIONS = {
 }
 
 TASK = ("task_family", "env_name", "task_id")
+THE_TASK = pl.struct(*TASK, pl.when(pl.col("task_id").is_null()).then(pl.col("group_id")).alias("group"))
+HAS_TASK = pl.col("task_id").is_not_null() | pl.col("group_id").is_not_null()
 _POOLED = ("run_id", "policy_name", "policy_version", "duplicate_of")
 _MEASURED = ("group_id", "success", "reward", "n_steps", "prompt_tokens", "completion_tokens", "wall_ms")
 
@@ -160,10 +162,7 @@ def _rows(
 
 def task_columns(rows: pl.DataFrame) -> pl.DataFrame:
     """With the `task` that each episode belongs to, and whether it `has_task`."""
-    return rows.with_columns(
-        task=pl.struct(*TASK, pl.when(pl.col("task_id").is_null()).then(pl.col("group_id")).alias("group")),
-        has_task=pl.col("task_id").is_not_null() | pl.col("group_id").is_not_null(),
-    )
+    return rows.with_columns(task=THE_TASK, has_task=HAS_TASK)
 
 
 def as_failures() -> list[pl.Expr]:
