@@ -44,6 +44,72 @@ def test_a_tree_is_told_file_by_file_and_not_read_twice(run: Any, lake: str, tre
 
 
 @pytest.mark.unit
+def test_the_table_names_files_below_the_folder_and_many_by_folder(run: Any, tree: Path) -> None:
+    names = [line.split()[0] for line in run("import", tree, "--dry-run").stdout.splitlines()[2:]]
+    assert names == ["a/rows.json", "b.md"]
+    names = [line.split()[0] for line in run("import", tree / "a", tree, "--dry-run").stdout.splitlines()[2:]]
+    assert names == ["a/rows.json", "tree/b.md"]
+    for number in range(30):
+        folder = tree / "many" / str(number % 2) / str(number)
+        folder.mkdir(parents=True)
+        (folder / "rows.json").write_text(json.dumps([{**ROWS[0], "task_id": number}]))
+    (tree / "many" / "1" / "1" / "cut.json").write_text('[{"messages"')
+    many = run("import", tree, "--dry-run", code=1)
+    table = [line.split() for line in many.stdout.splitlines()]
+    assert table[0] == ["folder", "format", "state", "files", "episodes", "steps", "refused"]
+    assert table[2:] == [
+        ["a", "openai-chat", "read", "1", "2", "2", "0"],
+        [".", "–", "left", "out", "1", "0", "0", "0"],
+        ["many/0", "openai-chat", "read", "15", "15", "15", "0"],
+        ["many/1", "–", "refused", "1", "0", "0", "1"],
+        ["many/1", "openai-chat", "read", "15", "15", "15", "0"],
+    ]
+    assert "33 files: --verbose shows one line each" in many.stderr
+    assert len(run("import", tree, "--dry-run", "--verbose", code=1).stdout.splitlines()) == 2 + 33
+    assert len(json.loads(run("import", tree, "--dry-run", "-o", "json", code=1).stdout)) == 33
+
+
+@pytest.mark.unit
+def test_a_file_that_is_refused_whole_counts_and_the_sum_says_so(run: Any, tree: Path) -> None:
+    (tree / "pointer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    result = run("import", tree, "--dry-run", "-o", "json", code=1)
+    assert [row["refused"] for row in json.loads(result.stdout)] == [0, 0, 1]
+    assert (
+        "2 rows in = 2 episodes + 0 refused; 1 file refused as a whole, or from some row on: rows not counted"
+        in result.stderr
+    )
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("what", ["reward=1", "nonsense=1", "extra=5", "tags=a"])
+def test_set_says_what_can_be_said_of_all_episodes(run: Any, tree: Path, what: str) -> None:
+    error = run("import", tree, "--dry-run", "--set", what, code=2).stderr
+    assert f"{what.split('=')[0]!r} is not what can be said of all episodes: that is agent_name, " in error
+    assert "a mapping file (--mapping) finds in it" in error
+
+
+@pytest.mark.beam
+def test_set_takes_tags(run: Any, lake: str, tree: Path) -> None:
+    run("import", tree, "--lake", lake, "--set", "tags.team=a", "--set", "tags.sweep=b=1")
+    run("compact", "--lake", lake)
+    [first, *_] = trajlake.connect(lake).snapshot().episodes.collect()["tags"].to_list()
+    assert dict(first) == {"team": "a", "sweep": "b=1"}
+
+
+@pytest.mark.beam
+def test_an_export_comes_in_again_and_its_manifest_is_left_out(run: Any, lake: str, tree: Path, tmp_path: Path) -> None:
+    run("import", tree, "--lake", lake)
+    run("compact", "--lake", lake)
+    result = run("export", tmp_path / "out", "--lake", lake, "--format", "openai-chat")
+    assert "2 as they were imported from openai-chat + 0 made of their columns" in result.stderr
+    again = run("import", tmp_path / "out", "--dry-run")
+    assert "manifest.json: not imported: the manifest of an export" in again.stderr
+    assert "2 rows in = 2 episodes + 0 refused" in again.stderr
+    error = run("export", tmp_path / "csv", "--lake", lake, "--format", "csv", code=1).stderr
+    assert "format must be one of parquet, jsonl, tau-bench" in error
+
+
+@pytest.mark.unit
 def test_a_mapping_file_reads_what_is_unknown(run: Any, lake: str, tmp_path: Path) -> None:
     mapping, file = tmp_path / "ours.toml", tmp_path / "ours.json"
     mapping.write_text('name = "ours"\n[steps]\neach = "log"\nmessage = "said"\n')

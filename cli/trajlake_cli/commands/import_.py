@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from trajlake.ingest.writer import Writer
 
 _WHOLE_NUMBERS = ("trial", "seed")
+_MANY = 20
+"""From more files on the table has a line a folder."""
+_SUMS = ("files", "episodes", "steps", "refused")
 
 
 def _format_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -43,7 +46,7 @@ def _format_names(ctx: click.Context, param: click.Parameter, incomplete: str) -
     "assignments",
     multiple=True,
     metavar="COLUMN=VALUE",
-    help="Said of every episode whose file does not say it, e.g. policy_name=gpt-4o; may be repeated.",
+    help="Said of every episode whose file does not say it, e.g. policy_name=gpt-4o or tags.team=a; may be repeated.",
 )
 @click.option(
     "--mapping",
@@ -60,6 +63,7 @@ def _format_names(ctx: click.Context, param: click.Parameter, incomplete: str) -
 )
 @click.option("--again", is_flag=True, help="Also read files that the run has already.")
 @click.option("--dry-run", is_flag=True, help="Read and check the files, and write nothing.")
+@click.option("--verbose", "-v", is_flag=True, help=f"One line a file in the table, also of more than {_MANY} files.")
 @output_option()
 @pass_session
 def command(
@@ -72,6 +76,7 @@ def command(
     processes: int | None,
     again: bool,
     dry_run: bool,
+    verbose: bool,
     output: Output,
 ) -> None:
     """Import files, or folders of files. Each file's format is found out by its content.
@@ -79,6 +84,8 @@ def command(
     Each row becomes an episode or is refused with its reason; the good rows of a file with bad ones are imported.
     An import that was stopped goes on when it is called again: files that are in already are left out. Exit code 1
     where anything was refused; files in a folder that are known to hold no trajectories are named and left out.
+
+    Column `refused` counts rows, and 1 for a file that could not be read, or not to its end.
 
     \b
     Examples:
@@ -123,22 +130,62 @@ def command(
             )
     for file in result.files:
         file.left_out = file.left_out and str(file.path) not in files  # who names a file wants it
-    output.rows(
-        [
-            {
-                "file": str(file.path),
-                "format": file.format,
-                "episodes": file.episodes,
-                "steps": file.steps,
-                "refused": file.refused,
-                "state": _state(file),
-            }
-            for file in result.files
-        ],
-        ["file", "format", "episodes", "steps", "refused", "state"],
-    )
+    _show(result.files, files, output, verbose)
     if not _tell(result, dry_run):
         click.get_current_context().exit(1)
+
+
+def _show(files: Sequence[FileReport], arguments: Sequence[str], output: Output, verbose: bool) -> None:
+    rows = [
+        {
+            "file": str(file.path),
+            "format": file.format,
+            "episodes": file.episodes,
+            "steps": file.steps,
+            "refused": file.refused + _is_lost(file),
+            "state": _state(file),
+        }
+        for file in files
+    ]
+    if output.is_table:
+        for row, file in zip(rows, files, strict=True):
+            row["file"] = _below(file.path, arguments)
+        if len(rows) > _MANY and not verbose:
+            columns = ["folder", "format", "state", "files", "episodes", "steps", "refused"]
+            output.rows(_by_folder(rows), columns)
+            say(f"{len(rows):,} files: --verbose shows one line each, --output json the same for programs")
+            return
+    output.rows(rows, ["file", "format", "episodes", "steps", "refused", "state"])
+
+
+def _is_lost(file: FileReport) -> bool:
+    """Whether the file, or the rest of it, was refused as a whole."""
+    return file.error is not None and not file.left_out
+
+
+def _below(path: Path, arguments: Sequence[str]) -> str:
+    """A file's place below the folder that was named; of several, with the folder's name."""
+    for argument in map(Path, arguments):
+        if path != argument and path.is_relative_to(argument):
+            below = path.relative_to(argument)
+            return str(below if len(arguments) == 1 else argument.name / below)
+    return str(path)
+
+
+def _by_folder(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sums by folder, format and state; by so many levels of folders that the table stays short."""
+    parts = [Path(row["file"]).parent.parts for row in rows]
+    depth = max(map(len, parts))
+    while depth and len({each[:depth] for each in parts}) > _MANY:
+        depth -= 1
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row, folders in zip(rows, parts, strict=True):
+        key = ("/".join(folders[:depth]) or ".", row["format"], row["state"])
+        empty = dict(zip(("folder", "format", "state"), key, strict=True)) | dict.fromkeys(_SUMS, 0)
+        group = groups.setdefault(key, empty)
+        for name in _SUMS:
+            group[name] += 1 if name == "files" else row[name]
+    return list(groups.values())
 
 
 def _state(file: FileReport) -> str:
@@ -162,7 +209,9 @@ def _tell(result: ImportReport, dry_run: bool) -> bool:
             say(_error_of(file))
     if already := [file for file in result.files if file.already]:
         say(f"{len(already):,} files were in already and were not read (--again reads them)")
-    say(f"{result.rows_in:,} rows in = {result.episodes:,} episodes + {result.refused:,} refused")
+    lost = sum(map(_is_lost, result.files))
+    rest = f"; {_count(lost, 'file')} refused as a whole, or from some row on: rows not counted" if lost else ""
+    say(f"{result.rows_in:,} rows in = {result.episodes:,} episodes + {result.refused:,} refused{rest}")
     if left := sum(file.left_out for file in result.files):
         say(f"{_count(left, 'file')} in the folder left out: known, and no trajectories")
     if not result.files:
@@ -188,12 +237,23 @@ def _error_of(file: FileReport) -> str:
 
 
 def _begin(assignments: Sequence[str]) -> EpisodeFields:
+    from trajlake.ingest.episode import EpisodeFields
+
+    known = sorted(set(EpisodeFields.__annotations__) - {"tags", "extra", "source_format", "source_hash"})
     values: dict[str, Any] = {}
     for assignment in assignments:
         column, equals, value = assignment.partition("=")
         if not equals or not column:
             raise click.BadParameter(f"{assignment!r}: write COLUMN=VALUE", param_hint="--set")
-        if column in _WHOLE_NUMBERS:
+        if column.startswith("tags."):
+            values.setdefault("tags", {})[column.removeprefix("tags.")] = value
+        elif column not in known:
+            raise click.BadParameter(
+                f"{column!r} is not what can be said of all episodes: that is {', '.join(known)} and tags.NAME. "
+                "What differs from episode to episode the file says itself, or a mapping file (--mapping) finds in it",
+                param_hint="--set",
+            )
+        elif column in _WHOLE_NUMBERS:
             try:
                 values[column] = int(value)
             except ValueError:

@@ -199,6 +199,8 @@ def by_columns(one: Trajectory, chosen: Format) -> Trajectory:
         if step["tool_calls"] is not None:
             step["tool_calls"] = [_call(call, f"call-{len(steps)}-{n}") for n, call in enumerate(step["tool_calls"])]
             waiting = [call["id"] for call in step["tool_calls"]]
+        if step["source"] != "tool" and not step["tool_calls"] and step["message"] is step["content_parts"] is None:
+            step["message"] = ""  # only what makes calls may say nothing
         for result in results:
             if result["call_id"] is None and waiting:
                 result["call_id"] = waiting[0]

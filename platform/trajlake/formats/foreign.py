@@ -24,6 +24,10 @@ def _each(is_value: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _ROWS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
+        _keys("lake", "snapshot", "shards", "files", "left_out_retracted"),
+        "the manifest of an export, which says what the files beside it are",
+    ),
+    (
         _keys("eval_set_id", "tasks"),
         f"the list of an Inspect eval set, {_SUMMARY}: import the logs (.eval) beside it",
     ),

@@ -201,10 +201,10 @@ def _items(step: Mapping[str, Any], kept: Any) -> list[dict[str, Any]]:
         content = step["message"] if parts is None else [content_part(part) for part in parts]
         role = {"agent": "assistant", "tool": "user", "environment": "user"}.get(step["source"], step["source"])
         made.insert(0, {"type": "message", "role": role, "content": content})
+    if kept is None and step["reasoning"] is not None:
+        made.insert(0, {"type": "reasoning", "summary": [{"type": "summary_text", "text": step["reasoning"]}]})
     if not made:
         made.append({})
-        if not rest and step["reasoning"] is not None:
-            rest = {"type": "reasoning", "summary": [{"type": "summary_text", "text": step["reasoning"]}]}
     made[-1] |= rest | tokens
     return made
 

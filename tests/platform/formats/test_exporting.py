@@ -176,7 +176,9 @@ def conversations(writer: Any) -> None:
         episode.step(message="Two.", token_ids=[1, 2], logprobs=[-0.5, -0.25])
         episode.end(reward=1.0, success=True, rewards=[{"name": "exact", "value": 1.0}])
     with writer.episode(episode_id="e2", task_id=8, policy_name="p", trial=1) as episode:
+        episode.step(source="system", observation=None)
         episode.step(source="user", message="Look.")
+        episode.step(reasoning="I look.")
         episode.step(tool_calls=[{"id": None, "name": "look", "arguments": None}, {"name": "wait", "arguments": {}}])
         episode.step(source="tool", tool_results=[{"content": "a cat"}, {"content": "ok"}])
         episode.step(source="environment", message="Time is up.")
@@ -196,6 +198,7 @@ def test_episodes_of_a_worker_come_in_again_with_what_they_say(name: str, import
     assert again.query("SELECT count(*) AS n, sum(reward) AS r FROM episodes").row(0)[0] == 2
     text = json.dumps(rows_of(tmp_path / "out"))
     assert all(words in text for words in ("1+1?", "Two.", "a cat", "Time is up."))
+    assert ("I look." in text) == (name != "verl")
     assert "mine" not in text  # `extra` is no column
     if name != "atif":  # which has no place for an outcome but its own `extra`
         assert sorted(again.collect(again.episodes)["reward"].to_list()) == [0.0, 1.0]
@@ -222,7 +225,8 @@ def test_calls_without_ids_get_some_and_their_results_find_them(imports: Imports
     snapshot = imports(record=conversations)
     snapshot.export(tmp_path / "out", format="tau-bench", where="task_id = '8'")
     [row] = rows_of(tmp_path / "out")
-    user, agent, first, second, last = row["traj"]
+    system, user, thought, agent, first, second, last = row["traj"]
+    assert (system["content"], thought["content"], thought["reasoning_content"]) == ("", "", "I look.")
     ids = [call["id"] for call in agent["tool_calls"]]
     assert len(set(ids)) == 2
     assert [first["tool_call_id"], second["tool_call_id"]] == ids
