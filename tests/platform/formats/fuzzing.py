@@ -259,14 +259,13 @@ def fuzz(name: str, examples: int, folder: Path, realdata: Path | None) -> dict[
     """Give the format this many inputs. Returns figures; `failures` are the places in the code where one failed."""
     chosen = format_named(name)
     path = folder / "input"
-    figures = {"format": name, "inputs": 0, "whole": 0, "in part": 0, "refused": 0, "slowest_s": 0.0, "peak_mib": 0}
+    figures = {"format": name, "inputs": 0, "whole": 0, "in part": 0, "refused": 0, "slowest_s": 0.0}
     failures: dict[str, str] = {}
     signal.signal(signal.SIGPROF, _hang)
     resource.setrlimit(resource.RLIMIT_DATA, (4 * BYTES, 4 * BYTES))  # should the machine be in danger
 
     def one(data: bytes) -> None:
         path.write_bytes(data)
-        _forget_peak()
         started = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
@@ -279,7 +278,6 @@ def fuzz(name: str, examples: int, folder: Path, realdata: Path | None) -> dict[
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         figures["slowest_s"] = max(figures["slowest_s"], round(time.process_time() - started, 3))
-        figures["peak_mib"] = max(figures["peak_mib"], _peak() >> 20)
 
     @settings(
         max_examples=examples,
@@ -293,7 +291,8 @@ def fuzz(name: str, examples: int, folder: Path, realdata: Path | None) -> dict[
         one(given_input.data)
 
     all_()
-    return {**figures, "failures": failures}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    return {**figures, "peak_mib": peak, "failures": failures}
 
 
 def _look(chosen: Any, path: Path) -> tuple[int, int]:
@@ -319,18 +318,6 @@ def _keep(error: Exception, path: Path, failures: dict[str, str]) -> None:
         kept.write_bytes(path.read_bytes())
         failures[place] = f"{kept}: {str(error)[:300]}"
         traceback.print_exception(error, file=sys.stderr)
-
-
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak() -> int:
-    """The most memory that the process held since the last `_forget_peak`, in bytes."""
-    status = Path("/proc/self/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    assert found is not None
-    return int(found[1]) << 10
 
 
 def run(name: str, examples: int, folder: Path, timeout: float) -> dict[str, Any]:
