@@ -69,7 +69,7 @@ def _metadata_beside(path: Path) -> Mapping[str, Any]:
     """What metadata.json says; empty where there is none that can be read."""
     beside = path.parent / _METADATA
     try:
-        if beside.stat().st_size > _LARGEST_METADATA:
+        if not beside.is_file() or beside.stat().st_size > _LARGEST_METADATA:
             return {}
         value = loads(beside.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
