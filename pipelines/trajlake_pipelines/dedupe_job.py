@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from trajlake.errors import ObjectMissing, StoreUnavailable
 from trajlake.storage import ObjectStore, Unknown
 from trajlake.table.commit import Change, NewFile, active_files, commit
-from trajlake.table.layout import encode_rows, put_episodes
+from trajlake.table.layout import encode_rows, put_episodes, with_nulls
 from trajlake.table.rewrite import read_file, with_columns
 from trajlake.table.tables import open_table
 from trajlake_pipelines import near
@@ -61,7 +61,7 @@ def run(store: ObjectStore, number: int, unit: dict[str, Any]) -> None:
     ids: list[str] = []
     parts = [near.signatures([])]
     for group in range(file.num_row_groups):
-        found, texts = near.documents(file.read_row_group(group))
+        found, texts = near.documents(with_nulls(file.read_row_group(group), STEPS.arrow))
         ids += found
         parts.append(near.signatures(texts))
     matrix = np.concatenate(parts)

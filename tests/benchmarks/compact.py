@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.benchmarks.harness import OURS, Alone, Options, Result, alone, folder_bytes, in_turns, median
+from trajlake_schemas import STEPS
 
 TITLE = "Compact"
 _HERE = "tests.benchmarks.compact"
@@ -175,7 +176,11 @@ def content(path: Path) -> tuple[int, ...]:
     lists = pl.col("tool_calls", "tool_results", "token_ids", "logprobs").list.len().sum()
     results = pl.col("tool_results").list.eval(pl.element().struct.field("content").str.len_bytes()).list.sum()
     hashes = pl.struct("episode_id", "message", "timestamp", "token_ids").hash(seed=1).reinterpret(signed=True)
-    frame = pl.scan_parquet(sorted(path.rglob("*.parquet")))
+    schema = pl.DataFrame(STEPS.arrow.empty_table()).schema
+    schema.pop("step_index")  # the others have the sequence instead
+    frame = pl.scan_parquet(
+        sorted(path.rglob("*.parquet")), schema=schema, missing_columns="insert", extra_columns="ignore"
+    )
     found = frame.select(
         pl.len().alias("rows"),
         pl.col("episode_id").n_unique(),

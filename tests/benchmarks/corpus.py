@@ -19,7 +19,9 @@ from tests.benchmarks.data import Rollout, rollouts
 from tests.benchmarks.harness import folder_bytes
 from trajlake.lake import Lake
 from trajlake.storage import open_store
+from trajlake.table.layout import with_nulls
 from trajlake.table.tables import open_table
+from trajlake_schemas import STEPS
 
 AT_ONCE = 16  # episodes that a worker has open at a time
 RESENT = 20  # one of so many episodes is sent a second time by another worker
@@ -104,7 +106,8 @@ class Corpus:
 
     @cached_property
     def lance(self) -> LanceCopy:
-        steps = pa.concat_tables(pq.read_table(path) for path in step_files(self.compacted)).combine_chunks()
+        tables = [with_nulls(pq.read_table(path), STEPS.arrow) for path in step_files(self.compacted)]
+        steps = pa.concat_tables(tables).combine_chunks()
         path = self.folder / "steps.lance"
         dataset = lance.write_dataset(steps, path)
         dataset.create_scalar_index("episode_id", "BTREE")

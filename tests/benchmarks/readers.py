@@ -26,6 +26,7 @@ from trajlake.storage import open_store
 from trajlake_schemas import STEPS
 
 Rows = list[dict[str, Any]]
+_SCHEMA = pl.DataFrame(STEPS.arrow.empty_table()).schema
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class DuckDB:
         files = step_files(trajlake.connect(place.lake_uri))
         if place.name == "local":
             names = ", ".join(f"'{file}'" for file in files)
-            self._connection.execute(f"CREATE VIEW steps AS FROM read_parquet([{names}])")
+            self._connection.execute(f"CREATE VIEW steps AS FROM read_parquet([{names}], union_by_name = true)")
         else:
             dataset = pyarrow.dataset.dataset(
                 [file.removeprefix("s3://") for file in files],
@@ -133,7 +134,9 @@ class Polars:
 
     def __init__(self, place: Place) -> None:
         files = step_files(trajlake.connect(place.lake_uri))
-        self._frame = pl.scan_parquet(files, storage_options=place.lance_options)
+        self._frame = pl.scan_parquet(
+            files, schema=_SCHEMA, missing_columns="insert", storage_options=place.lance_options
+        )
 
     def _scan(self, condition: pl.Expr) -> pl.DataFrame:
         return self._frame.filter(condition).sort("episode_id", "step_index").collect()
@@ -175,7 +178,7 @@ class Sizes:
 def same_rows(rows: Iterable[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """Rows in a form in which those of all contenders are equal: sorted, without the column that only we know."""
     names = [name for name in STEPS.arrow.names if name != "restore"]
-    found = [tuple(row[name] for name in names) for row in rows]
+    found = [tuple(row.get(name) for name in names) for row in rows]  # Parquet files do not have columns of nulls
     return sorted(found, key=lambda row: row[:2])
 
 

@@ -2,13 +2,21 @@
 
 import math
 
+import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import QueryBuilder
 from tests.rollouts import assert_same_rows, assert_sound, record, record_episode, rows
 
 import trajlake
 from trajlake.ingest.segment import SegmentName
+from trajlake.read.steps_reader import StepsReader
+from trajlake.table.commit import active_files
+from trajlake.table.tables import open_table
 from trajlake_pipelines.compact import compact
+from trajlake_schemas import STEPS
 
 pytestmark = pytest.mark.beam
 
@@ -32,6 +40,40 @@ def test_episodes_and_steps_come_out_as_they_were_recorded(lake):
     assert episodes["n_tool_calls"].to_list() == [1] * 20
     assert steps.filter(pl.col("episode_id") == "e0007")["message"].to_list() == [f"step 7/{step}" for step in range(3)]
     assert lake.snapshot().episode("e0007").episode["task_id"] == 2  # an integer, as it was given
+
+
+def test_a_column_without_a_value_is_in_no_file_and_in_every_answer(lake):
+    for worker, steps in {
+        "words": [{"message": "a"}, {"message": "b"}],
+        "tools": [{"tool_calls": [{"id": "1", "name": "f", "arguments": "{}"}]}, {"tensors": {"x": np.zeros((2, 3))}}],
+    }.items():
+        with lake.writer("run", worker) as writer, writer.episode(episode_id=worker) as episode:
+            for step in steps:
+                episode.step(**step)
+        compact(lake)
+    table = open_table(lake.store, "steps")
+    files = [
+        pq.ParquetFile(pa.BufferReader(lake.store.get(f"steps/{path}")))
+        for path in active_files(table)["path"].to_pylist()
+    ]
+    some = {"message", "tool_calls", "tensors", "error"}
+    found = sorted(sorted(some.intersection(file.schema_arrow.names)) for file in files)
+    assert found == [["message"], ["tensors", "tool_calls"]]
+    places = lake.snapshot().episodes.sort("episode_id").collect()
+    expected = pa.concat_tables(StepsReader(lake.store).read(places))
+    assert expected["message"].to_pylist() == [None, None, "a", "b"]
+    order = [("episode_id", "ascending"), ("step_index", "ascending")]
+    by_arrow = table.to_pyarrow_table().sort_by(order)
+    assert by_arrow.equals(expected)
+    assert by_arrow.schema.equals(STEPS.arrow)
+    by_polars = pl.scan_delta(table).sort("episode_id", "step_index")
+    assert by_polars.collect().equals(pl.DataFrame(expected))
+    assert by_polars.filter(pl.col("message") == "b", pl.col("error").is_null()).collect()["step_index"].to_list() == [
+        1
+    ]
+    sql = "SELECT * FROM steps ORDER BY episode_id, step_index"
+    by_sql = pa.table(QueryBuilder().register("steps", table).execute(sql).read_all())
+    assert by_sql.to_pylist() == expected.to_pylist()
 
 
 def test_a_second_compaction_changes_nothing(lake):

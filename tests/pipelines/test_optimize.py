@@ -81,10 +81,10 @@ def test_units_of_any_size(lake, monkeypatch):
     monkeypatch.setattr(optimize_job, "EPISODES_A_FILE", 7)
     monkeypatch.setattr(optimize_job, "_BATCH", 3)
     before = lake.snapshot()
-    plan = optimize_job.make_plan(lake.store, 5, target_bytes=12_000, everything=True)
+    plan = optimize_job.make_plan(lake.store, 5, target_bytes=3_000, everything=True)
     assert len(plan.details["units"]) > 2
     monkeypatch.setattr("trajlake_pipelines.optimize.LEAST_TARGET_BYTES", 1)
-    assert optimize(lake, target_bytes=12_000, everything=True).episodes == 40
+    assert optimize(lake, target_bytes=3_000, everything=True).episodes == 40
     assert len(files(lake, "episodes")) == 6
     assert_sound(lake)
     assert_same_rows(lake, before)

@@ -2,13 +2,13 @@
 
 `steps`: the rows of one episode are contiguous and in order, and a row group never splits an episode. Row groups
 aim at ~100 KiB encoded and at most 1 MiB of Arrow, so that one episode costs one small read and little decoding.
+A column that is all null in a file is not in it: readers of Delta tables fill it in, and `with_nulls` does.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +18,12 @@ import pyarrow.parquet as pq
 from trajlake.errors import StoreUnavailable
 from trajlake.storage import ObjectStore, Unknown
 from trajlake.table.commit import NewFile, statistics
+from trajlake.table.rows import whole
 from trajlake_schemas import EPISODES, SEGMENTS, STEPS
 
 ROW_GROUP_BYTES = 128 * 1024  # encoded
 ROW_GROUP_ARROW_BYTES = 1 << 20  # and decoded: text that repeats much is small on disk, and still has to be decoded
-NULL_COLUMNS = b"trajlake.null_columns"  # in the file's metadata: what a reader need not read, as JSON
+NULL_COLUMNS = b"trajlake.null_columns"  # in the metadata of older files, which have all columns: what to pass by
 _FIRST_RATIO = 4.0  # Arrow bytes to encoded bytes, before the file itself has shown its own
 _FLOAT_LISTS = "logprobs.list.element"
 _REPEATED = (  # a dictionary pays where values repeat within a row group
@@ -43,13 +44,12 @@ class Place:
     row_count: int
 
 
-def encode_steps(steps: pa.Table, lengths: Sequence[int]) -> tuple[bytes, list[Place]]:
+def encode_steps(steps: pa.Table, lengths: Sequence[int]) -> tuple[memoryview, list[Place]]:
     """`steps`, whose consecutive runs of `lengths` rows are one episode each, as one Parquet file; and the places."""
     sink = pa.BufferOutputStream()
     places: list[Place] = []
-    empty = [name for name in steps.schema.names if steps[name].null_count == len(steps)]
-    with _steps_writer(sink, empty) as writer:
-        writer.add_key_value_metadata({NULL_COLUMNS: json.dumps(empty)})
+    steps = steps.select([field.name for field in steps.schema if not _is_absent(field, steps)])
+    with _steps_writer(sink, steps.schema) as writer:
         bytes_by_row = _row_bytes(steps)
         ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
         start_row = group = encoded = 0
@@ -71,23 +71,34 @@ def encode_steps(steps: pa.Table, lengths: Sequence[int]) -> tuple[bytes, list[P
             encoded += sink.tell() - before
             arrow_bytes += float(bytes_by_row[end_row] - bytes_by_row[start_row])
             start_row, first, group = end_row, last, group + 1
-    return bytes(sink.getvalue()), places
+    return memoryview(sink.getvalue()), places
 
 
-def _steps_writer(sink: pa.NativeFile, empty: Collection[str]) -> pq.ParquetWriter:
-    """Row groups are one page a column, so there is no page index; columns that are all null cost next to nothing."""
-    present = [leaf for leaf in _leaves(STEPS.arrow) if leaf.partition(".")[0] not in empty]
+def _is_absent(field: pa.Field, rows: pa.Table) -> bool:
+    return bool(field.nullable) and rows[field.name].null_count == len(rows)
+
+
+def _steps_writer(sink: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
+    """Row groups are one page a column, so there is no page index."""
+    leaves = _leaves(schema)
     return pq.ParquetWriter(
         sink,
-        STEPS.arrow,
-        compression={leaf: "zstd" if leaf in present else "none" for leaf in _leaves(STEPS.arrow)},
-        compression_level=dict.fromkeys(present, 3),
-        use_dictionary=[leaf for leaf in _REPEATED if leaf in present],
-        column_encoding={_FLOAT_LISTS: "BYTE_STREAM_SPLIT"},
+        schema,
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=[leaf for leaf in _REPEATED if leaf in leaves],
+        column_encoding={leaf: "BYTE_STREAM_SPLIT" for leaf in leaves if leaf == _FLOAT_LISTS},
         write_page_index=False,
-        write_statistics=[leaf for leaf in _PRUNED if leaf in present],
+        write_statistics=[leaf for leaf in _PRUNED if leaf in leaves],
         store_schema=False,
     )
+
+
+def with_nulls(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """`rows` of a file in the table's schema: columns that the file does not have are null."""
+    names = set(rows.schema.names)
+    arrays = [rows[field.name] if field.name in names else pa.nulls(len(rows), field.type) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
@@ -115,7 +126,7 @@ def _row_bytes(table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Cumulative Arrow bytes before each row (length rows + 1), from the offsets of the nested and text columns."""
     total = np.zeros(len(table) + 1)
     for column in table.columns:
-        total += _cumulative(pa.concat_arrays(column.chunks or [pa.array([], column.type)]))
+        total += _cumulative(whole(column))
     return total
 
 
@@ -155,12 +166,12 @@ def encode_rows(rows: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def content_name(prefix: str, data: bytes) -> str:
+def content_name(prefix: str, data: bytes | memoryview) -> str:
     """`<prefix>-<hash of data>.parquet`: the same work gives the same name, other bytes never meet it."""
     return f"{prefix}-{hashlib.sha256(data).hexdigest()[:16]}.parquet"
 
 
-def put_file(store: ObjectStore, table: str, prefix: str, data: bytes) -> str:
+def put_file(store: ObjectStore, table: str, prefix: str, data: bytes | memoryview) -> str:
     """Put a file into a table's folder under its content's name; it is no part of the table until a commit says so.
     Returns the path below the folder."""
     path = content_name(prefix, data)

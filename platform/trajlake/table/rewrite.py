@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from trajlake.storage import ObjectStore
 from trajlake.table.commit import Change, NewFile, active_files
-from trajlake.table.layout import Place, put_episodes, put_steps
+from trajlake.table.layout import Place, put_episodes, put_steps, with_nulls
 from trajlake_schemas import EPISODES, STEPS
 
 SCORED_REWARD = "reward"  # a late score of this name is the episode's reward, not only a component of it
@@ -43,7 +43,7 @@ def files_that_may_hold(table: DeltaTable, episodes: Collection[str]) -> Iterato
 
 
 def read_file(store: ObjectStore, table: str, path: str, columns: list[str] | None = None) -> pa.Table:
-    """A whole file of a table, in the table's schema."""
+    """A whole file of a table; of `steps` those columns that are not all null in it."""
     return pq.read_table(pa.BufferReader(store.get(f"{table}/{path}")), columns=columns)
 
 
@@ -71,7 +71,8 @@ def steps_without(store: ObjectStore, table: DeltaTable, episodes: Collection[st
             continue
         remove.append(path)
         if len(keep):
-            add.append(put_steps(store, moved_name(prefix), keep.cast(STEPS.arrow), run_lengths(keep["episode_id"]))[0])
+            moved = with_nulls(keep, STEPS.arrow)
+            add.append(put_steps(store, moved_name(prefix), moved, run_lengths(moved["episode_id"]))[0])
     return Change(add, remove)
 
 

@@ -15,6 +15,11 @@ CONTENT_COLUMNS = ("source", "message", "content_parts", "reasoning", "tool_call
 _NOT_CONTENT = {"id", "call_id"}
 
 
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array; one that is in one piece is not copied."""
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+
+
 def content_hashes(steps: pa.Table, lengths: Sequence[int]) -> list[str]:
     """One hash (32 hex digits of BLAKE2b) an episode over CONTENT_COLUMNS of its consecutive rows.
 
@@ -23,7 +28,7 @@ def content_hashes(steps: pa.Table, lengths: Sequence[int]) -> list[str]:
     bounds = np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))])
     feeds: list[_Feed] = []
     for name in CONTENT_COLUMNS:
-        _collect(pa.concat_arrays(steps[name].chunks or [steps[name].combine_chunks()]), bounds, feeds)
+        _collect(whole(steps[name]), bounds, feeds)
     hashes = []
     for episode, length in enumerate(lengths):
         digest = hashlib.blake2b(length.to_bytes(8, "little"), digest_size=16)
