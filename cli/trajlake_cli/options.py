@@ -125,6 +125,15 @@ def condition_of(
     return " AND ".join(f"({each})" for each in conditions) if len(conditions) > 1 else next(iter(conditions), None)
 
 
+def what_is_missing(snapshot: Snapshot) -> str:
+    """What to say where no episode is shown."""
+    import polars as pl
+
+    if snapshot.collect(snapshot.episodes.select(pl.len())).item():
+        return "no episode fits"
+    return "no episodes yet: `trajlake import` or a worker brings them, `trajlake compact` puts them into the tables"
+
+
 def literal(text: str) -> str:
     """`text` as a literal of SQL."""
     return "'" + text.replace("'", "''") + "'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _NARROWEST_KEY = 24
 _SHORT_ID = 17  # 16 digits are enough to name an episode, and … stands behind them
 _WIDEST_PIPED = 100  # where there is no terminal that says how wide
 _LONGEST_NAME = 40
+_WITH_ERROR = re.compile(r"-?[\d.]+ (±|\[)")  # a number with its error or interval
 _KEPT_WHOLE = ("token", "sha256", "url")  # people copy these
 _PATHS = ("file", "path", "folder", "steps_path")  # cut at their beginning: the name is at the end
 
@@ -40,9 +42,13 @@ class _Column:
         return self.name.endswith("episode_id")
 
     @property
+    def is_path(self) -> bool:
+        return self.name in _PATHS or all(text.startswith("/") for text in self.cells)
+
+    @property
     def least(self) -> int:
         """How narrow it may become."""
-        if self.is_numeric or self.name in _KEPT_WHOLE or any(sign in text for text in self.cells for sign in "±["):
+        if self.is_numeric or self.name in _KEPT_WHOLE or any(map(_WITH_ERROR.match, self.cells)):
             return self.width
         return min(self.width, _SHORT_ID if self.is_id else _NARROWEST_KEY if self.is_key else _NARROWEST)
 
@@ -115,7 +121,7 @@ def _print_line(console: Console, columns: Sequence[_Column], widths: Sequence[i
 
     line = Text()
     for at, (column, width, text) in enumerate(zip(columns, widths, texts, strict=True)):
-        text = _cut(text, width, at_start=column.name in _PATHS)
+        text = _cut(text, width, at_start=column.is_path)
         padding = " " * (width - text.cell_len)
         last = at == len(columns) - 1
         line.append_text(Text(padding) + text if column.is_numeric else text + Text("" if last else padding))
@@ -135,7 +141,7 @@ def _print_records(console: Console, columns: Sequence[_Column], rows: int) -> N
         for column in columns:
             value = _cell_text(column.cells[at])
             if column.name not in _KEPT_WHOLE:
-                value = _cut(value, max(console.width - margin - _GAP, _NARROWEST), at_start=column.name in _PATHS)
+                value = _cut(value, max(console.width - margin - _GAP, _NARROWEST), at_start=column.is_path)
             line = Text(column.name.ljust(margin + _GAP), style="bold") + value
             console.print(line, no_wrap=True, overflow="ignore", crop=False)
 

@@ -139,6 +139,31 @@ def test_show(ask: Any) -> None:
     assert "no episode zzz" in ask("show", "zzz", code=1).stderr
 
 
+def test_tables_of_eighty_columns_are_tables(
+    ask: Any, full_lake: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in (
+        ["show", "a1"],
+        ["runs"],
+        ["episodes"],
+        ["stats", "--by", "run,policy,task"],
+        ["stats", "--by", "policy", "--confidence", "0.95"],
+        ["sample", "-n", "3", "--manifest", tmp_path / "manifest-of-a-sample.json"],
+        ["lineage", "d0"],
+    ):
+        text = ask(*command).stdout
+        assert "── 1 ──" not in text, f"{command} shows records:\n{text}"
+        assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_an_empty_lake_says_what_fills_it(run: Any, tmp_path: Path) -> None:
+    run("--lake", tmp_path / "lake", "init")
+    for command in (["runs"], ["episodes"], ["stats"], ["replay", "--failed"]):
+        error = run("--lake", tmp_path / "lake", *command).stderr
+        assert error.startswith("no episodes yet: `trajlake import` or a worker brings them, `trajlake compact`")
+
+
 def test_the_beginning_of_several_ids_lists_them(ask: Any) -> None:
     first, *others = ask("show", "a", code=1).stderr.splitlines()
     assert first == "trajlake: 4 episodes begin with a: give more of the id"

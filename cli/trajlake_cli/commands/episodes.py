@@ -15,6 +15,7 @@ from trajlake_cli.options import (
     resolve_columns,
     run_option,
     snapshot_option,
+    what_is_missing,
     where_option,
 )
 from trajlake_cli.output import Output, frame_rows, say
@@ -94,4 +95,7 @@ def command(
     if output.is_table and columns is None:
         wanted = [name for name in wanted if frame[name].null_count() < frame.height]
     output.rows(frame_rows(frame), wanted, () if columns else _EXPENDABLE)
+    if not total:
+        say(what_is_missing(snapshot))
+        return
     say(f"{frame.height:,} of {total:,} episodes" + (" (--limit 0 shows all)" if frame.height < total else ""))

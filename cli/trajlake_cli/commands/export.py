@@ -87,7 +87,7 @@ def command(
             on_progress=report,
         )
     files = done.manifest["files"]
-    output.rows(files, list(files[0]))
+    output.rows(files, list(files[0]), ("sha256",))
     if done.resumed_shards:
         say(f"{done.resumed_shards} of {len(files)} shards were there already, and are unchanged")
     retracted, repeated = done.manifest["left_out_retracted"], done.manifest.get("left_out_repeated", 0)

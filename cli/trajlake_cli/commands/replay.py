@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trajlake_cli.options import condition_of, failed_option, lake_option, run_option, snapshot_option, where_option
+from trajlake_cli.options import (
+    condition_of,
+    failed_option,
+    lake_option,
+    run_option,
+    snapshot_option,
+    what_is_missing,
+    where_option,
+)
 from trajlake_cli.output import say
 from trajlake_cli.session import Session, pass_session
 from trajlake_cli.text import ELLIPSIS
@@ -77,7 +85,7 @@ def command(
         else _choose(snapshot, condition_of(snapshot, where, runs, failed, status), limit)
     )
     if not ids:
-        say("no episode fits")
+        say(what_is_missing(snapshot))
         return
     from trajlake_cli.tables import make_console
 

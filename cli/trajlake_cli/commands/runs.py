@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trajlake_cli.options import lake_option, output_option, snapshot_option
+from trajlake_cli.options import lake_option, output_option, snapshot_option, what_is_missing
 from trajlake_cli.output import Output, frame_rows, say
 from trajlake_cli.session import Session, pass_session
 
@@ -35,7 +35,7 @@ def command(session: Session, token: str | None, output: Output) -> None:
     frame = _runs(snapshot)
     output.rows(frame_rows(frame), frame.columns, ("steps", "first", "tasks"))
     if frame.is_empty():
-        say("no episodes yet: `trajlake import` or a worker brings them, `trajlake compact` puts them into the tables")
+        say(what_is_missing(snapshot))
     say(f"snapshot {snapshot.token}")
 
 

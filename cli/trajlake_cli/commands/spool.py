@@ -114,7 +114,8 @@ def recover(session: Session, folder: Path | None, output: Output) -> None:
             "stopped": done.stopped,
         }
         output.rows([row], list(row))
-    say(f"{done.segments:,} segments ({done.bytes:,} bytes) uploaded from {spool}")
+    noun = "segment" if done.segments == 1 else "segments"
+    say(f"{done.segments:,} {noun} ({done.bytes:,} bytes) uploaded from {spool}")
     if done.stopped:
         say(f"stopped: {done.stopped}; {session.interrupted}")
     if done.stopped or done.unreadable:

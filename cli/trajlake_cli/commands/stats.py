@@ -17,6 +17,7 @@ from trajlake_cli.options import (
     run_option,
     snapshot_option,
     unique_option,
+    what_is_missing,
     where_option,
 )
 from trajlake_cli.output import Output, Row, frame_rows, say
@@ -132,7 +133,7 @@ def command(
     else:
         output.rows(rows, frame.columns)
     if not sum(row["episodes"] for row in rows):
-        say("no episodes")
+        say(what_is_missing(snapshot))
     _warn(rows, columns)
     say(f"snapshot {snapshot.token}")
 

@@ -101,7 +101,7 @@ def _facts(step: Step) -> str:
     if tokens is None and step.get("token_ids") is not None:
         tokens = len(step["token_ids"])
     if tokens is not None:
-        facts.append(f"{tokens:,} tokens")
+        facts.append(f"{tokens:,} token{'' if tokens == 1 else 's'}")
     parent = step.get("parent_step")
     if parent is not None and parent != step["step_index"] - 1:
         facts.append(f"follows step {parent}")

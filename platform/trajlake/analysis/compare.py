@@ -90,7 +90,8 @@ def compare(
         frame = frame.filter(pl.col("duplicate_of").is_null())
     known = frame.collect_schema()
     if by is not None and by != _VERSIONED and by not in known:
-        raise UsageError(f"episodes has no column {by!r}; it has: {', '.join(known.names())}")
+        near = get_close_matches(by, known.names(), n=3) or known.names()
+        raise UsageError(f"episodes has no column {by!r}; there is {', '.join(near)}")
     sides = {name: _side(name) for name in ([by] if by else _TRIED)}
     rows = snapshot.collect(
         frame.select(
