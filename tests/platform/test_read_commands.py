@@ -120,3 +120,20 @@ def test_a_manifest_draws_the_same_again_and_lineage_knows_it(lake, tmp_path):
     assert {use["name"] for use in uses} == {str(manifest), str(tmp_path / "out")}
     assert "nothing is known to have used" in ask(lake, "lineage", "e0020").stderr
     assert "no episode nobody" in ask(lake, "lineage", "nobody", code=1).stderr
+
+
+def test_a_policy_version_is_said_to_stand_beside_several_policies(lake):
+    other = "note: --policy-version is set beside the versions of 2 policies"
+    arguments = ["sample", "-n", "1", "--policy-version", "12"]
+    assert other not in ask(lake, *arguments).stderr
+    with (
+        lake.writer(run="another", worker="w") as writer,
+        writer.episode(episode_id="x", policy_version=900) as episode,
+    ):
+        episode.step(message="x")
+    compact(lake)
+    assert other in ask(lake, *arguments).stderr
+    assert other not in ask(lake, *arguments, "--run", "run").stderr
+    assert (
+        rows(lake, "sample", "--run", "run", "--strategy", "recency", "--max-lag", "0", "-n", "1")[0]["policy_lag"] == 0
+    )

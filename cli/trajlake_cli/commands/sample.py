@@ -185,6 +185,8 @@ def command(
         say(f"written down in {manifest}: trajlake sample --from {manifest} draws the same")
     _show(batch.samples, output)
     _say_how_many(sampler, len({sample.position for sample in batch.samples}), batch.samples, number)
+    if policy_version is not None:
+        _warn_of_policies(sampler)
     for reason, count in sampler.left_out.items():
         say(f"{count:,} {'episode was' if count == 1 else 'episodes were'} left out: {reason}")
     say(f"snapshot {snapshot.token}")
@@ -203,6 +205,15 @@ def _refuse_beside_from() -> None:
     ]
     if beside:
         raise click.UsageError(f"--from draws what its manifest lists: leave out {', '.join(beside)}")
+
+
+def _warn_of_policies(sampler: Sampler) -> None:
+    policies = sampler.population.rows.select("run_id", "policy_name").n_unique()
+    if policies > 1:
+        say(
+            f"note: --policy-version is set beside the versions of {policies:,} policies: "
+            "choose yours by --run or --where"
+        )
 
 
 def _say_how_many(sampler: Sampler, draws: int, samples: Sequence[Sample], number: int) -> None:
