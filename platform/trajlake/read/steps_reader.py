@@ -2,64 +2,68 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import threading
-from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from io import RawIOBase
-from typing import Any
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from trajlake.errors import StoreError
+from trajlake.read.stitch import Footer, RowGroup, decode
 from trajlake.storage import ByteRange, ObjectStore
-from trajlake.table.layout import NULL_COLUMNS
 from trajlake_schemas import STEPS
 
 _FOOTER_GUESS = 256 * 1024
 _FOOTERS_KEPT = 512
 _THREADS = 8
-_GROUPS_AT_ONCE = 16
-
+_GROUPS_AT_ONCE = 16  # row groups of a file that are asked for together
+_DECODED_AT_ONCE = 2 << 20  # encoded bytes that are decoded together: enough to be worth it, and work for every core
 
 Group = tuple[str, int]  # path of the file, number of the row group
+Fetched = tuple[Group, RowGroup, bytes]
 
 
 class GroupCache:
-    """The row groups that were used last, up to so many bytes of Arrow; safe from several threads."""
+    """The row groups that were used last, up to so many bytes of Arrow; safe from several threads.
+
+    What was decoded together shares its memory, so it is kept and let go together.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._bytes = 0
-        self._groups: OrderedDict[Group, pa.Table] = OrderedDict()
+        self._blocks: OrderedDict[int, tuple[int, Mapping[Group, pa.Table]]] = OrderedDict()
+        self._block_of: dict[Group, int] = {}
+        self._next = 0
         self._lock = threading.Lock()
 
     def get(self, wanted: Iterable[Group]) -> dict[Group, pa.Table]:
         """Those of them that are here."""
         with self._lock:
-            found = {group: self._groups[group] for group in wanted if group in self._groups}
-            for group in found:
-                self._groups.move_to_end(group)
-            return found
+            blocks = {group: self._block_of[group] for group in wanted if group in self._block_of}
+            for block in dict.fromkeys(blocks.values()):
+                self._blocks.move_to_end(block)
+            return {group: self._blocks[block][1][group] for group, block in blocks.items()}
 
     def put(self, groups: Mapping[Group, pa.Table]) -> None:
-        """Keep these, and let go of those that were not used for longest."""
+        """Keep these, which were decoded together, and let go of those that were not used for longest."""
         if not self._most:
             return
+        size = sum(table.nbytes for table in groups.values())
         with self._lock:
-            for group, table in groups.items():
-                if group not in self._groups:
-                    self._groups[group] = table
-                    self._bytes += table.nbytes
+            block, self._next = self._next, self._next + 1
+            self._blocks[block] = (size, groups)
+            self._bytes += size
+            self._block_of.update(dict.fromkeys(groups, block))
             while self._bytes > self._most:
-                _, gone = self._groups.popitem(last=False)
-                self._bytes -= gone.nbytes
+                gone, (size, groups) = self._blocks.popitem(last=False)
+                self._bytes -= size
+                for group in groups:
+                    if self._block_of.get(group) == gone:
+                        del self._block_of[group]
 
 
 class StepsReader:
@@ -71,7 +75,7 @@ class StepsReader:
         self._store = store
         self._cache = GroupCache(cache_bytes)
         self._sizes = sizes or {}
-        self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
+        self._footers: OrderedDict[str, Footer] = OrderedDict()
 
     def read(self, places: pl.DataFrame, *, keep: bool = False) -> list[pa.Table]:
         """For each row of `places` (steps_path, row_group, row_offset, row_count) a table of its steps. With `keep` row
@@ -79,24 +83,10 @@ class StepsReader:
         rows = places.rows(named=True)
         wanted = {(row["steps_path"], row["row_group"]) for row in rows if row["steps_path"] is not None}
         groups = self._cache.get(wanted) if keep else {}
-        by_file: dict[str, list[int]] = {}
-        for path, group in sorted(wanted - groups.keys()):
-            by_file.setdefault(path, []).append(group)
-        parts = [
-            (path, numbers[start : start + _GROUPS_AT_ONCE])
-            for path, numbers in by_file.items()
-            for start in range(0, len(numbers), _GROUPS_AT_ONCE)
-        ]
-        if len(parts) == 1:
-            results = [self._groups(*parts[0])]
-        else:
-            with ThreadPoolExecutor(_THREADS) as pool:
-                list(pool.map(self._footer, [f"{STEPS.name}/{path}" for path in by_file]))
-                results = list(pool.map(lambda part: self._groups(*part), parts))
-        for result in results:
-            groups.update(result)
+        for part in self._read(sorted(wanted - groups.keys())):
+            groups.update(part)
             if keep:
-                self._cache.put(result)
+                self._cache.put(part)
         empty = STEPS.arrow.empty_table()
         return [
             empty
@@ -105,114 +95,70 @@ class StepsReader:
             for row in rows
         ]
 
-    def _groups(self, path: str, numbers: list[int]) -> dict[tuple[str, int], pa.Table]:
-        """Row groups of one file, in one call of the store."""
-        key = f"{STEPS.name}/{path}"
-        footer = self._footer(key)
-        ranges = [_row_group_range(footer, number) for number in numbers]
-        found = self._store.get_ranges(key, ranges)
-        pieces = _Pieces([(extent.start, data) for extent, data in zip(ranges, found, strict=True)])
-        null = set(json.loads((footer.metadata or {}).get(NULL_COLUMNS, b"[]")))
-        columns = [name for name in STEPS.arrow.names if name not in null]
-        # Without pre_buffer Arrow reads each column's own bytes, and never across the holes between the pieces.
-        file = pq.ParquetFile(pieces, metadata=footer, pre_buffer=False)
-        table = _with_nulls(file.read_row_groups(numbers, columns=columns, use_threads=False))
-        ends = np.cumsum([footer.row_group(number).num_rows for number in numbers]).tolist()
-        starts = [0, *ends[:-1]]
-        return {
-            (path, number): table.slice(start, end - start)
-            for number, start, end in zip(numbers, starts, ends, strict=True)
-        }
+    def _read(self, wanted: list[Group]) -> Iterator[dict[Group, pa.Table]]:
+        """These row groups in parts: what was decoded together."""
+        by_file: dict[str, list[int]] = {}
+        for path, group in wanted:
+            by_file.setdefault(path, []).append(group)
+        parts = [
+            (path, numbers[start : start + _GROUPS_AT_ONCE])
+            for path, numbers in by_file.items()
+            for start in range(0, len(numbers), _GROUPS_AT_ONCE)
+        ]
+        if len(parts) <= 1:
+            yield from (_decoded(self._fetched(*part)) for part in parts)
+            return
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(self._footer, by_file))
+            waiting: list[Fetched] = []
+            for part in pool.map(lambda part: self._fetched(*part), parts):
+                waiting += part
+                if sum(len(data) for _, _, data in waiting) >= _DECODED_AT_ONCE:
+                    yield _decoded(waiting)
+                    waiting = []
+            if waiting:
+                yield _decoded(waiting)
 
-    def _size(self, key: str) -> int:
-        known = self._sizes.get(key.removeprefix(f"{STEPS.name}/"))
+    def _fetched(self, path: str, numbers: Sequence[int]) -> list[Fetched]:
+        """Row groups of one file, in one call of the store."""
+        footer = self._footer(path)
+        groups = [footer.row_group(number) for number in numbers]
+        found = self._store.get_ranges(_key(path), [group.extent for group in groups])
+        return [((path, number), group, data) for number, group, data in zip(numbers, groups, found, strict=True)]
+
+    def _size(self, path: str) -> int:
+        known = self._sizes.get(path)
         if known is not None:
             return known
-        info = self._store.stat(key)
+        info = self._store.stat(_key(path))
         if info is None:
-            raise FileNotFoundError(key)
+            raise FileNotFoundError(_key(path))
         return info.size
 
-    def _footer(self, key: str) -> pq.FileMetaData:
-        known = self._footers.get(key)
+    def _footer(self, path: str) -> Footer:
+        known = self._footers.get(path)
         if known is not None:
             return known
-        whole = self._size(key)
+        key, whole = _key(path), self._size(path)
         length = min(whole, _FOOTER_GUESS)
         tail = self._store.get_ranges(key, [ByteRange(whole - length, length)])[0]
         (size,) = struct.unpack("<I", tail[-8:-4])
         if size + 8 > len(tail):
             tail = self._store.get_ranges(key, [ByteRange(whole - size - 8, size + 8)])[0]
         try:
-            footer = pq.read_metadata(pa.BufferReader(tail[-(size + 8) :]))
+            footer = Footer(tail[-(size + 8) :])
         except pa.ArrowInvalid as error:
             raise StoreError(f"{key} is damaged: {error}") from error
-        self._footers[key] = footer
+        self._footers[path] = footer
         while len(self._footers) > _FOOTERS_KEPT:
             self._footers.popitem(last=False)
         return footer
 
 
-def _row_group_range(footer: pq.FileMetaData, number: int) -> ByteRange:
-    """The bytes of all column chunks of a row group, which the writer put side by side."""
-    group = footer.row_group(number)
-    starts, ends = [], []
-    for index in range(group.num_columns):
-        column = group.column(index)
-        start = column.data_page_offset
-        if column.has_dictionary_page and column.dictionary_page_offset is not None:
-            start = min(start, column.dictionary_page_offset)
-        starts.append(start)
-        ends.append(start + column.total_compressed_size)
-    return ByteRange(min(starts), max(ends) - min(starts))
+def _key(path: str) -> str:
+    return f"{STEPS.name}/{path}"
 
 
-def _with_nulls(table: pa.Table) -> pa.Table:
-    """`table` with all columns of the schema; those that were not read are null."""
-    names = set(table.schema.names)
-    return pa.Table.from_arrays(
-        [
-            table[field.name] if field.name in names else pa.chunked_array([pa.nulls(len(table), field.type)])
-            for field in STEPS.arrow
-        ],
-        schema=STEPS.arrow,
-    )
-
-
-class _Pieces(RawIOBase):
-    """Pieces of a file, in order, that answer reads inside one of them as if the whole file were there."""
-
-    def __init__(self, pieces: list[tuple[int, bytes]]) -> None:
-        super().__init__()
-        self._starts = [start for start, _ in pieces]
-        self._data = [data for _, data in pieces]
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        end = self._starts[-1] + len(self._data[-1])
-        self._position = offset + (0, self._position, end)[whence]
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        index = bisect_right(self._starts, self._position) - 1
-        data = self._data[index] if index >= 0 else b""
-        begin = self._position - self._starts[index]
-        if begin >= len(data):
-            raise OSError(f"byte {self._position} was not fetched")
-        data = data[begin:] if size < 0 else data[begin : begin + size]
-        self._position += len(data)
-        return data
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+def _decoded(fetched: Sequence[Fetched]) -> dict[Group, pa.Table]:
+    tables = decode([(group, data) for _, group, data in fetched])
+    return {name: table for (name, _, _), table in zip(fetched, tables, strict=True)}

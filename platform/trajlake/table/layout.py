@@ -23,7 +23,6 @@ from trajlake_schemas import EPISODES, SEGMENTS, STEPS
 
 ROW_GROUP_BYTES = 128 * 1024  # encoded
 ROW_GROUP_ARROW_BYTES = 1 << 20  # and decoded: text that repeats much is small on disk, and still has to be decoded
-NULL_COLUMNS = b"trajlake.null_columns"  # in the metadata of older files, which have all columns: what to pass by
 _FIRST_RATIO = 4.0  # Arrow bytes to encoded bytes, before the file itself has shown its own
 _FLOAT_LISTS = "logprobs.list.element"
 _REPEATED = (  # a dictionary pays where values repeat within a row group

@@ -1,0 +1,87 @@
+"""Row groups that are decoded together are what each is alone."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trajlake.errors import StoreError
+from trajlake.read.stitch import Footer, decode
+from trajlake.table.layout import with_nulls
+from trajlake_schemas import STEPS
+
+pytestmark = pytest.mark.unit
+
+COLUMNS = ["episode_id", "step_index", "timestamp", "message", "tool_calls", "reward", "terminated"]
+COLUMNS += ["token_ids", "logprobs"]
+
+
+def steps(seed: int, count: int, columns: list[str]) -> pa.Table:
+    rng = np.random.default_rng(seed)
+
+    def row(number: int) -> dict:
+        tokens = None if rng.random() < 0.2 else rng.integers(0, 100_000, rng.integers(0, 30)).tolist()
+        call = {"id": f"c{number}", "name": "find", "arguments": "{}", "arguments_kind": "object"}
+        return {
+            "episode_id": f"e{seed}",
+            "step_index": number,
+            "timestamp": int(rng.integers(0, 2**50)),
+            "message": None if rng.random() < 0.3 else "wörter " * int(rng.integers(0, 40)),
+            "tool_calls": [call] * int(rng.integers(0, 3)),
+            "reward": float(rng.random()),
+            "terminated": bool(rng.random() < 0.5),
+            "token_ids": tokens,
+            "logprobs": None if tokens is None else [None if rng.random() < 0.1 else -0.5 for _ in tokens],
+        }
+
+    return pa.Table.from_pylist([row(number) for number in range(count)], schema=STEPS.arrow).select(columns)
+
+
+def written(table: pa.Table, **options) -> tuple[bytes, Footer]:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=37, store_schema=False, **options)
+    data = sink.getvalue().to_pybytes()
+    size = int.from_bytes(data[-8:-4], "little")
+    return data, Footer(data[-8 - size :])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_dictionary": False, "compression": codec, "data_page_version": version, "data_page_size": page}
+        for codec, version, page in product(["zstd", "lz4", "none", "snappy"], ["1.0", "2.0"], [200, 1 << 20])
+    ]
+    + [{"use_dictionary": ["episode_id", "message"]}, {"dictionary_pagesize_limit": 30}, {"write_page_index": True}],
+    ids=str,
+)
+def test_row_groups_of_several_files_come_back_as_they_are_in_them(options):
+    files = [
+        written(steps(seed, 400, columns), **options)
+        for seed, columns in enumerate([COLUMNS, COLUMNS, COLUMNS[:5], COLUMNS])
+    ]
+    wanted = [(file, number) for file in range(len(files)) for number in range(11)]
+    random.Random(1).shuffle(wanted)
+    groups = [files[file][1].row_group(number) for file, number in wanted]
+    bytes_of = [
+        files[file][0][group.extent.start : group.extent.start + group.extent.length]
+        for (file, _), group in zip(wanted, groups, strict=True)
+    ]
+    found = decode(list(zip(groups, bytes_of, strict=True)))
+    readers = [pq.ParquetFile(pa.BufferReader(data)) for data, _ in files]
+    for (file, number), table in zip(wanted, found, strict=True):
+        table.validate(full=True)
+        assert table.equals(with_nulls(readers[file].read_row_group(number), STEPS.arrow).cast(STEPS.arrow))
+
+
+def test_bytes_that_are_no_row_group_are_refused():
+    data, footer = written(steps(0, 100, COLUMNS), use_dictionary=False, compression="zstd")
+    group = footer.row_group(1)
+    with pytest.raises(StoreError, match="damaged"):
+        decode([(group, b"\xa5" * group.extent.length)])
+    with pytest.raises(StoreError, match="damaged"):
+        decode([(group, data[group.extent.start :][: group.extent.length - 40])])
