@@ -55,3 +55,8 @@ def _picture(match: re.Match[str]) -> str:
 def _json_escape(match: re.Match[str]) -> str:
     units = match.group().encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """`1 episode`, `1,200 episodes`; `many` where it is not `one` with an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

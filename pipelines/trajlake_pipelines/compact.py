@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trajlake.lake import Lake
 from trajlake_pipelines.job import carry_out
 from trajlake_pipelines.merge import Sums
+from trajlake_pipelines.optimize import optimize
 from trajlake_pipelines.plan import Plan, Progress, load_or_make_plan
 from trajlake_pipelines.runners import Runner
 from trajlake_pipelines.unit import UnitResult
+
+OPTIMIZE_AFTER = 100  # changes; each leaves a file in every table, and a pass reads the list of files
 
 
 @dataclass(frozen=True)
 class CompactionReport:
     """What one `compact` did. Events in = steps + begins_and_ends + scores + retractions + duplicate_events +
     pending_events; `quarantined_segments` could not be read, so their events are not counted. `bytes` are those of
-    the segments; `lag_seconds` is the age of the oldest new segment when it was planned, by the server's clock."""
+    the segments; `lag_seconds` is the age of the oldest new segment when it was planned, by the server's clock;
+    `merged_files` are small files of `steps` that were merged afterwards."""
 
     compactions: int = 0
     segments: int = 0
@@ -36,6 +40,7 @@ class CompactionReport:
     replaced_episodes: int = 0
     sealed_episodes: int = 0
     pending_episodes: int = 0
+    merged_files: int = 0
 
 
 def compact(
@@ -44,27 +49,36 @@ def compact(
     stale_after: float | None = None,
     runner: Runner | str = "local",
     on_progress: Progress | None = None,
+    optimize_after: int = OPTIMIZE_AFTER,
 ) -> CompactionReport:
     """Bring what landed into the tables. Running it twice changes nothing; running it beside itself is safe.
 
     `stale_after` (seconds): episodes without an end whose last event is older are sealed as aborted. `runner` is a
     Runner or the name of one. `on_progress` is called with units done and units planned. First finishes what another
-    process began and left. Raises UsageError, and a TrajlakeError where the pipeline fails.
+    process began and left. After each `optimize_after` changes of the lake, whoever made them, the small files that
+    they left are merged (0: never), so that the next ones stay quick. Raises UsageError, and a TrajlakeError where the
+    pipeline fails.
     """
     where = Runner(runner) if isinstance(runner, str) else runner
     lake.check()
     reports: list[CompactionReport] = []
     # After all that was there a further compaction is for what arrived meanwhile; one such is enough for one call.
     rounds = 0
+    numbers: list[int] = []
     while rounds < 2:
         plan = load_or_make_plan(lake.store, stale_after=stale_after)
         if plan is None:
             break
         results = carry_out(lake.store, plan, where, on_progress)
+        numbers.append(plan.number)
         if plan.kind == "compact":
             reports.append(_report(plan, [UnitResult(**result) for result in results]))
             rounds += not plan.details.get("more", False)
-    return _total(reports)
+    total = _total(reports)
+    if optimize_after and numbers and numbers[-1] // optimize_after > (numbers[0] - 1) // optimize_after:
+        merged = optimize(lake, runner=where)
+        total = replace(total, merged_files=max(0, merged.files_before - merged.files_after))
+    return total
 
 
 def _report(plan: Plan, results: list[UnitResult]) -> CompactionReport:

@@ -1,21 +1,22 @@
 """How far landing has been consumed: for each writer epoch the last segment, so that a pass lists what is new.
 
 The frontier of compaction n is one object, `jobs/compact/<n>/frontier.json`, put before the ledger is committed and
-made of the frontier before and the plan alone, so that whoever repeats it writes the same bytes. Where it is missing
-it is made anew from the ledger.
+made of the frontier before, the plan and what it committed, so that whoever repeats it writes the same bytes. Where it
+is missing it is made anew from the ledger. It also names the runs of the index of episodes.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
 from trajlake.errors import ObjectMissing, SegmentUnreadable, StoreUnavailable
 from trajlake.ingest.segment import LANDING, SegmentName
 from trajlake.storage import ObjectInfo, ObjectStore, Unknown
+from trajlake.table.id_index import Run, Runs
 from trajlake.table.tables import open_table
 
 SKIP_FROM = 100  # consumed segments of an epoch: fewer are read past, since a page of a listing holds a thousand
@@ -62,10 +63,12 @@ NOTHING = Mark(-1)
 
 @dataclass(frozen=True)
 class Frontier:
-    """`marks` by the epoch's folder; `odd` are consumed keys that are not the name of a segment."""
+    """`marks` by the epoch's folder; `odd` are consumed keys that are not the name of a segment; `runs` of the index of
+    episodes, None where it is to be made anew."""
 
     marks: dict[str, Mark] = field(default_factory=dict)
     odd: frozenset[str] = frozenset()
+    runs: Runs | None = None
 
     def has(self, key: str) -> bool:
         """Whether the segment at `key` was consumed (or is pending, or quarantined)."""
@@ -83,12 +86,12 @@ class Frontier:
                 odd.add(key)
             else:
                 marks[place[0]] = marks.get(place[0], NOTHING).with_number(place[1])
-        return Frontier(marks, frozenset(odd))
+        return replace(self, marks=marks, odd=frozenset(odd))
 
     def without_epochs(self, folders: Iterable[str]) -> Frontier:
         """The frontier without the marks of epochs of which landing holds nothing any more."""
         gone = set(folders)
-        return Frontier({folder: mark for folder, mark in self.marks.items() if folder not in gone}, self.odd)
+        return replace(self, marks={folder: mark for folder, mark in self.marks.items() if folder not in gone})
 
     def without_keys(self, keys: Iterable[str]) -> Frontier:
         """The frontier under which these segments are new again."""
@@ -100,12 +103,13 @@ class Frontier:
             elif (mark := marks.get(place[0])) is not None and mark.has(place[1]):
                 number = place[1]
                 marks[place[0]] = Mark(mark.last, tuple(sorted((*mark.gaps, (number, number)))))
-        return Frontier(marks, frozenset(odd))
+        return replace(self, marks=marks, odd=frozenset(odd))
 
     def to_json(self) -> bytes:
         """The same frontier gives the same bytes."""
         marks = {folder: [mark.last, mark.gaps] for folder, mark in sorted(self.marks.items())}
-        return json.dumps({"marks": marks, "odd": sorted(self.odd)}, separators=(",", ":")).encode()
+        runs = self.runs if self.runs is None else [[run.key, run.count] for run in self.runs]
+        return json.dumps({"marks": marks, "odd": sorted(self.odd), "ids": runs}, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Frontier:
@@ -114,7 +118,8 @@ class Frontier:
             folder: Mark(last, tuple((low, high) for low, high in gaps))
             for folder, (last, gaps) in body["marks"].items()
         }
-        return cls(marks, frozenset(body["odd"]))
+        runs = body.get("ids")
+        return cls(marks, frozenset(body["odd"]), None if runs is None else tuple(Run(*run) for run in runs))
 
 
 def _place(key: str) -> tuple[str, int] | None:

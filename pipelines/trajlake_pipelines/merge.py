@@ -140,16 +140,23 @@ def _choose(
     """The verdict on each take (`keep`, `duplicate` or `pending`), and the episodes by what became of them."""
     takes = (
         recorded.group_by(["episode_id", "attempt", "writer"])
-        .agg(complete=(pl.col("kind") == "end").any(), epoch=pl.col("epoch").first())
+        .agg(
+            complete=(pl.col("kind") == "end").any(),
+            begun=(pl.col("kind") == "begin").any() | ~pl.col("episode_id").first().is_in(list(known)),
+            epoch=pl.col("epoch").first(),
+        )
+        .with_columns(pl.col("complete") & pl.col("begun"))
         .sort(["episode_id", "complete", "attempt", "epoch", "writer"], descending=[False, True, True, True, True])
         .with_columns(first=pl.int_range(pl.len()).over("episode_id") == 0)
     )
     verdicts: list[str] = []
     found = Decisions()
     best: tuple[str, int] = ("", 0)  # verdict and attempt of the first take of this episode
-    for episode_id, attempt, complete, first in takes.select("episode_id", "attempt", "complete", "first").iter_rows():
+    columns = ("episode_id", "attempt", "complete", "begun", "first")
+    for episode_id, attempt, complete, begun, first in takes.select(columns).iter_rows():
         before = known.get(episode_id)
-        waits = not complete and episode_id not in seal
+        # A take of which only the rest came, after its episode was settled, must not replace what is there.
+        waits = not complete and (episode_id not in seal or not begun)
         if first:
             settled = before is not None and before.complete and attempt <= before.attempt
             if settled or (before is not None and before.complete and not complete and not waits):

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from itertools import accumulate, islice
 from typing import Any
 
@@ -21,9 +22,9 @@ import polars as pl
 from trajlake.errors import ObjectMissing, SegmentUnreadable, StoreUnavailable
 from trajlake.ingest.segment import TAIL_BYTES, Descriptor, SegmentName, decode_segment, describe, read_descriptor
 from trajlake.storage import ByteRange, ObjectInfo, ObjectStore, Unknown
-from trajlake.table.tables import open_table
+from trajlake.table.tables import RETENTION_HOURS, open_table
 from trajlake_pipelines.frontier import Frontier, list_new, load_frontier
-from trajlake_pipelines.lookup import known_episodes
+from trajlake_pipelines.lookup import Known, known_episodes
 from trajlake_pipelines.tombstones import tombstones_among
 from trajlake_pipelines.units import Parts, PlannedSegment, Unit, assign_units, involved, unit_from_json
 
@@ -32,6 +33,7 @@ UNIT_BYTES = 32 << 20  # of segments (compressed) that one unit reads; it takes 
 PLAN_BYTES = 4 << 30  # of new segments in one plan: it bounds the driver, which holds its episode rows
 _THREADS = 16
 _NEVER_AGAIN = 2**31 - 1  # no attempt is later
+KEEP_SEALED_SECONDS = RETENTION_HOURS * 3600  # how long events of a sealed episode wait for its writer to go on
 _DESCRIPTORS_AT_ONCE = 1_024  # in memory before they become columns
 
 Progress = Callable[[int, int], None]
@@ -41,8 +43,8 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True)
 class Plan:
     """One change of the tables. `quarantined` maps keys of segments that cannot be planned to the reason; `gone` are
-    epochs of which landing holds nothing any more; `details` is what the kinds other than `compact` need, and `more`
-    where a compaction left new segments for the next."""
+    epochs of which landing holds nothing any more; `details` is what the kinds other than `compact` need; `more` where
+    a compaction left new segments for the next; `released` are episodes for which segments no longer wait."""
 
     number: int
     created_at: float
@@ -138,7 +140,8 @@ def load_or_make_plan(store: ObjectStore, *, stale_after: float | None, unit_byt
 
 
 def _make_plan(store: ObjectStore, number: int, stale_after: float | None, unit_bytes: int) -> Plan | None:
-    listing = list_new(store, load_frontier(store, job_folder(number - 1)))
+    frontier = load_frontier(store, job_folder(number - 1))
+    listing = list_new(store, frontier)
     if not listing.new and stale_after is None:
         return None
     parts = Parts()
@@ -149,19 +152,72 @@ def _make_plan(store: ObjectStore, number: int, stale_after: float | None, unit_
     new = _at_most(listing.new, PLAN_BYTES)
     broken = _describe(store, new, parts)
     frame = parts.frame()
-    known = known_episodes(store, frame["episode_id"])
+    known = known_episodes(store, frame["episode_id"], frontier.runs)
     known |= dict.fromkeys(tombstones_among(store, frame["episode_id"]), (_NEVER_AGAIN, True))
     now = time.time()
+    tried = _tried_to_seal(store, number - 1) if stale_after is not None else set()
+    released = _released(store, frame, parts.segments, known, tried, now)
+    frame = frame.filter(~pl.col("episode_id").is_in(list(released)))
     frame, seal = involved(frame, parts.segments, known, stale_after, now)
+    if not new and not released and seal <= tried:
+        return None
     units = assign_units(frame, parts.segments, known, seal, unit_bytes)
     if parts.empty:  # a segment without events belongs to no episode, but must be consumed
         units.append(Unit(len(units), tuple(parts.segments[place] for place in parts.empty), {}, ()))
-    if not units and not broken:
+    if not units and not broken and not released:
         return None
     broken_segments = tuple(planned(info) for info, _ in broken)
     reasons = {info.key: reason for info, reason in broken}
-    details = {"more": True} if len(new) < len(listing.new) else {}
+    details: dict[str, Any] = {"more": True} if len(new) < len(listing.new) else {}
+    details |= {"released": sorted(released)} if released else {}
     return Plan(number, now, tuple(units), reasons, broken_segments, tuple(listing.gone), details=details)
+
+
+def _tried_to_seal(store: ObjectStore, number: int) -> set[str]:
+    """Episodes that this plan sealed, or could not: of some only a score or a retraction has come."""
+    plan = load_plan(store, number)
+    return set() if plan is None else {episode for unit in plan.units for episode in unit.seal}
+
+
+def _released(
+    store: ObjectStore,
+    frame: pl.DataFrame,
+    segments: Sequence[PlannedSegment],
+    known: Known,
+    tried: Collection[str],
+    now: float,
+) -> set[str]:
+    """Episodes for which nothing waits any longer: sealed ones of which the last event is older than
+    KEEP_SEALED_SECONDS, and equally old scores of episodes that never came.
+
+    Events of a sealed episode without its beginning, which came after that, wait for ever: no row has them.
+    """
+    limit = int((now - KEEP_SEALED_SECONDS) * 1_000_000)
+    times = pl.Series("last", [segment.modified_at for segment in segments], dtype=pl.Int64)
+    waiting = (
+        frame.with_columns(last=times.gather(frame["segment"]))
+        .group_by("episode_id")
+        .agg(pl.col("segment"), last=pl.col("last").max(), new=pl.col("new").any())
+        .filter(~pl.col("new") & (pl.col("last") <= limit))
+    )
+    sealed: dict[str, list[int]] = {}
+    never_came: set[str] = set()
+    for episode, places in waiting.select("episode_id", "segment").iter_rows():
+        if episode in known and not known[episode][1]:
+            sealed[episode] = places
+        elif episode not in known and episode in tried:
+            never_came.add(episode)
+    places = sorted({place for some in sealed.values() for place in some})
+    with ThreadPoolExecutor(_THREADS) as pool:
+        read = dict(zip(places, pool.map(lambda place: _begun_in(store, segments[place]), places), strict=True))
+    return never_came | {episode for episode, some in sealed.items() if any(episode in read[place] for place in some)}
+
+
+def _begun_in(store: ObjectStore, segment: PlannedSegment) -> set[str]:
+    """The episodes that begin in a segment."""
+    modified = datetime.fromtimestamp(segment.modified_at / 1e6, UTC)
+    found = read_one(store, ObjectInfo(segment.key, segment.size, modified))
+    return set() if isinstance(found, str) else {part.episode_id for part in found.episodes if part.begins}
 
 
 def _at_most(segments: list[ObjectInfo], limit: int) -> list[ObjectInfo]:

@@ -7,6 +7,7 @@ or beside another compactor, finds it done. A number is finished when the ledger
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +18,7 @@ from deltalake import DeltaTable
 from trajlake.errors import SegmentUnreadable
 from trajlake.ingest.segment import SegmentName
 from trajlake.storage import ObjectStore
+from trajlake.table import id_index
 from trajlake.table.commit import Change, NewFile, active_files, commit, partitions_by_path
 from trajlake.table.layout import put_segments
 from trajlake.table.rewrite import episodes_changed, read_file, steps_without
@@ -32,12 +34,13 @@ def publish(store: ObjectStore, plan: Plan, results: list[UnitResult]) -> bool:
     """Commit the compaction. False where another process had finished it before."""
     replaced = sorted({episode for result in results for episode in result.replaced})
     prefix = f"{plan.number:08d}"
+    runs = load_frontier(store, job_folder(plan.number - 1)).runs
 
-    def steps_change(table: DeltaTable) -> Change:
+    def steps_change(_: DeltaTable) -> Change:
         files = [NewFile(**result.steps_file) for result in results if result.steps_file]
         if not replaced:
             return Change(files)
-        without = steps_without(store, table, replaced, prefix)
+        without = steps_without(store, open_table(store, "episodes"), replaced, runs, prefix)
         return Change([*files, *without.add], without.remove)
 
     def episodes_change(table: DeltaTable) -> Change:
@@ -55,6 +58,7 @@ def publish(store: ObjectStore, plan: Plan, results: list[UnitResult]) -> bool:
             replaced=replaced,
             scores=scores,
             retractions=retractions,
+            runs=runs,
             prefix=prefix,
         )
 
@@ -73,9 +77,16 @@ def commit_ledger(
 
     `move` changes the frontier beside what the plan consumes.
     """
-    before = load_frontier(store, job_folder(plan.number - 1))
-    put_frontier(store, plan.folder, move(plan.frontier_after(before)))
-    return commit(store, "segments", APPLICATION, plan.number, change_for)
+
+    def change(table: DeltaTable) -> Change:
+        before = load_frontier(store, job_folder(plan.number - 1))
+        episodes = active_files(open_table(store, "episodes"))
+        paths: list[str] = episodes["path"].to_pylist() if len(episodes) else []
+        runs = id_index.after(store, before.runs, paths, plan.number)
+        put_frontier(store, plan.folder, replace(move(plan.frontier_after(before)), runs=runs))
+        return change_for(table)
+
+    return commit(store, "segments", APPLICATION, plan.number, change)
 
 
 def ledger_change(store: ObjectStore, table: DeltaTable, plan: Plan, results: list[UnitResult]) -> Change:
@@ -87,8 +98,10 @@ def ledger_change(store: ObjectStore, table: DeltaTable, plan: Plan, results: li
     for unit in plan.units:
         for segment in unit.segments:
             treated.setdefault(segment.key, set()).update(segment.episodes or ())
+    released = set(plan.details.get("released", ()))
     for path, row in before.items():
-        left = [episode for episode in row["pending_episodes"] or [] if episode not in treated.get(path, set())]
+        done = treated.get(path, set()) | released
+        left = [episode for episode in row["pending_episodes"] or [] if episode not in done]
         rows[path] = row | {"pending_episodes": left}
     for result in results:
         for path, count in result.events_by_segment.items():

@@ -1,4 +1,5 @@
-"""`retract`: remove episodes for good, because of names, licences or contamination; and say which exports have them."""
+"""`retract`: episodes that must not be used, because of names, licences or contamination, are marked or, on request,
+removed for good; and it says which exports and samples have them."""
 
 from __future__ import annotations
 
@@ -35,15 +36,20 @@ class UsedBy:
 
 @dataclass(frozen=True)
 class RetractReport:
-    """`objects` were removed (or would be, in a dry run), `bytes` together; `waiting` segments hold other episodes that
-    have not ended, so repeat it later; `used_by` are exports and samples that hold some of the episodes."""
+    """`episodes` were marked or, where `for_good`, removed (or would be, in a dry run). `objects` held them and were
+    removed; `waiting` segments hold other episodes that have not ended, so repeat it later; `used_by` are exports
+    and samples that hold some of the episodes."""
 
-    episodes: int
-    objects: int
-    bytes: int
+    episodes: list[str]
+    for_good: bool
+    objects: list[retract_job.Holder]
     waiting: list[str]
     used_by: list[UsedBy]
     dry_run: bool
+
+    @property
+    def bytes(self) -> int:
+        return sum(held.bytes for held in self.objects)
 
 
 def retract(
@@ -52,15 +58,20 @@ def retract(
     *,
     where: str | None = None,
     reason: str,
+    for_good: bool = False,
     exports: Sequence[str | Path] = (),
     dry_run: bool = False,
 ) -> RetractReport:
-    """Remove episodes, by id or by a condition on `episodes`, from the tables, from every older version of them and
-    from what landed. Says which registered samples and exports used them; `exports` are folders of exports that are
-    looked through beside those. None of them is changed.
+    """Say of episodes, by id or by a condition on `episodes`, that they must not be used, and find the registered
+    samples and exports that used them; `exports` are folders of exports that are looked through beside those. None of
+    them is changed. What landed is compacted first.
 
-    Cannot be undone; older snapshots that held one of the episodes can no longer be read where it was. What landed is
-    compacted first. Raises EpisodeMissing for an id that the lake does not have, UsageError, QueryError.
+    By default they are marked, as by `Lake.retract`: they stay in the tables with the reason, and no sample and no
+    export has them any more. `for_good` removes them from the tables, from every older version of them and from what
+    landed, and they stay away when they are sent again. That cannot be undone; older snapshots that held one of them
+    can no longer be read where it was.
+
+    Raises EpisodeMissing for an id that the lake does not have, UsageError, QueryError.
     """
     named = set(episodes)
     if not named and not where:
@@ -71,19 +82,25 @@ def retract(
         compact(lake)
     chosen = named | _chosen(lake, where)
     missing = named - set(_existing(lake, sorted(named)))
-    # One that was retracted before may be named again, to finish what a crash has left.
-    unknown = missing - set(tombstones_among(lake.store, sorted(missing)))
-    if unknown:
+    # One that was retracted for good before may be named again, to finish what a crash has left.
+    gone = set(tombstones_among(lake.store, sorted(missing))) if for_good else set()
+    if unknown := missing - gone:
         raise EpisodeMissing(f"no episode {min(unknown)} in {lake.uri}; nothing was retracted")
     found = [*_registered(lake, chosen), *(hit for folder in exports for hit in _hits(Path(folder), chosen))]
     used_by = list({(hit.kind, hit.name, hit.part): hit for hit in found}.values())
-    if chosen and not dry_run:
-        carry_out_own(lake.store, _once(chosen, reason), Runner())
-    doomed, waiting = retract_job.objects_that_hold(lake.store, chosen, also_active=dry_run)
-    if not dry_run:
-        for info in doomed:
-            lake.store.delete(info.key)
-    return RetractReport(len(chosen), len(doomed), sum(info.size for info in doomed), waiting, used_by, dry_run)
+    doomed: list[retract_job.Holder] = []
+    waiting: list[str] = []
+    if for_good:
+        if chosen and not dry_run:
+            carry_out_own(lake.store, _once(chosen, reason), Runner())
+        doomed, waiting = retract_job.objects_that_hold(lake.store, chosen, also_active=dry_run)
+        if not dry_run:
+            for held in doomed:
+                lake.store.delete(held.key)
+    elif chosen and not dry_run:
+        lake.retract(sorted(chosen), reason)
+        compact(lake)
+    return RetractReport(sorted(chosen), for_good, doomed, waiting, used_by, dry_run)
 
 
 def _once(chosen: set[str], reason: str) -> Make:

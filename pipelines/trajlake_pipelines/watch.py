@@ -11,12 +11,10 @@ from typing import Any
 
 from trajlake.errors import CommitStateUnknown, StoreUnavailable, TrajlakeError, UsageError
 from trajlake.lake import Lake
-from trajlake_pipelines.compact import CompactionReport, compact
-from trajlake_pipelines.optimize import optimize
+from trajlake_pipelines.compact import OPTIMIZE_AFTER, CompactionReport, compact
 from trajlake_pipelines.runners import Runner
 
 LONGEST_PAUSE_SECONDS = 60.0
-OPTIMIZE_AFTER = 100  # passes; each leaves a file in every table, and a pass reads the list of files
 
 PassLine = dict[str, Any]
 """What one pass did: time, seconds, the counts of its report, or the error that ended it."""
@@ -82,19 +80,17 @@ def watch(
     optimize_after: int = OPTIMIZE_AFTER,
 ) -> None:
     """Look at landing `every` so many seconds and compact what is there, until `stop` is set; a pass that has begun is
-    finished. `on_pass` gets a line for every pass that did something or failed. After each `optimize_after` passes that
-    did something the small files that they left are merged (0: never), so that the next ones stay quick.
+    finished. `on_pass` gets a line for every pass that did something or failed. `optimize_after`: see `compact`.
 
     A store that does not answer is no end: it is asked again, after pauses that grow to a minute. Raises what asking
     again cannot mend (UsageError, LakeMissing, AccessRefused).
     """
     pause = every
-    passes = 0
     while not stop.is_set():
         began = time.monotonic()
         line: PassLine = {"time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")}
         try:
-            report = compact(lake, stale_after=stale_after, runner=runner)
+            report = compact(lake, stale_after=stale_after, runner=runner, optimize_after=optimize_after)
         except (StoreUnavailable, CommitStateUnknown) as error:
             pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
             _add(metrics, None)
@@ -110,20 +106,7 @@ def watch(
             if report.compactions:
                 _add(metrics, report)
                 on_pass(line | {"seconds": round(time.monotonic() - began, 3), **asdict(report)})
-                passes += 1
-                if optimize_after and passes % optimize_after == 0:
-                    _optimize(lake, runner, on_pass)
         stop.wait(pause)
-
-
-def _optimize(lake: Lake, runner: Runner | str, on_pass: Callable[[PassLine], None]) -> None:
-    began = time.monotonic()
-    line: PassLine = {"time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")}
-    try:
-        merged = asdict(optimize(lake, runner=runner))
-    except (StoreUnavailable, CommitStateUnknown) as error:  # the next pass finishes it
-        merged = {"error": str(error)}
-    on_pass(line | {"optimize": True, "seconds": round(time.monotonic() - began, 3), **merged})
 
 
 def _add(metrics: Metrics | None, report: CompactionReport | None) -> None:

@@ -69,7 +69,8 @@ class Lake:
 
     def retract(self, episode_ids: Iterable[str], reason: str, *, run: str = "retractions") -> None:
         """Mark episodes of any run as not to be used, from the next compaction on: they stay in the tables, and no
-        sample and no export has them. Returns when that is durable. Raises what `Writer.flush` raises."""
+        sample and no export has them; `trajlake retract --for-good` removes them. Returns when that is durable. Raises
+        what `Writer.flush` raises."""
         with self.writer(run) as writer:
             for episode_id in [episode_ids] if isinstance(episode_ids, str) else episode_ids:
                 writer.retract(episode_id, reason)

@@ -93,7 +93,7 @@ def after_history(folder: str, history: int) -> Callable[[], dict[str, float]]:
     lakes = {}
     for kind in ("time-ordered", "random"):
         lakes[kind] = trajlake.create(Path(folder) / kind)
-        _make_history(lakes[kind].store, history, kind)
+        make_history(lakes[kind].store, history, kind)
 
     def action() -> dict[str, float]:
         return {
@@ -103,15 +103,20 @@ def after_history(folder: str, history: int) -> Callable[[], dict[str, float]]:
     return action
 
 
-def _ids(compaction: int, kind: str) -> list[str]:
+def ids_of(compaction: int, kind: str, count: int = 1_000) -> list[str]:
+    """Ids of the episodes of one compaction, made up: in the order of time, or at random."""
     chance = random.Random(f"{compaction}")
     if kind == "random":
-        return [f"{chance.getrandbits(128):032x}" for _ in range(1_000)]
-    return [f"{compaction:08x}-{each:04x}-7000-8000-{chance.getrandbits(48):012x}" for each in range(1_000)]
+        return [f"{chance.getrandbits(128):032x}" for _ in range(count)]
+    return [f"{compaction:08x}-{each:04x}-7000-8000-{chance.getrandbits(48):012x}" for each in range(count)]
 
 
-def _make_history(store: Any, history: int, kind: str) -> None:
+def make_history(store: Any, history: int, kind: str, count: int = 1_000) -> None:
+    """The tables, the index and the frontier as `history` compactions of `count` episodes leave them; and five new
+    segments."""
+    from tests.pipelines.landed import land
     from trajlake.ingest.segment import SegmentName
+    from trajlake.table import id_index
     from trajlake.table.commit import Change, commit
     from trajlake.table.layout import put_episodes, put_segments
     from trajlake_pipelines.frontier import Frontier, put_frontier
@@ -120,8 +125,10 @@ def _make_history(store: Any, history: int, kind: str) -> None:
 
     required = {"run_id": "run", "worker_id": "w", "attempt": 0, "epoch": 0, "n_steps": 1}
     required |= {"n_tool_calls": 0, "n_tool_errors": 0, "stop_reason": "done"}
+    runs: Any = ()
+    paths: list[str] = []
     for number in range(1, history + 1):
-        rows = pa.Table.from_pylist([{"episode_id": each, **required} for each in _ids(number, kind)], EPISODES.arrow)
+        rows = [{"episode_id": each, **required} for each in ids_of(number, kind, count)]
         keys = [SegmentName("run", "w", 0, (number - 1) * 10 + each).key for each in range(10)]
         ledger = pa.Table.from_pylist(
             [
@@ -131,19 +138,19 @@ def _make_history(store: Any, history: int, kind: str) -> None:
             ],
             SEGMENTS.arrow,
         )
-        file = put_episodes(store, f"{number:08d}", rows)
+        file = put_episodes(store, f"{number:08d}", pa.Table.from_pylist(rows, EPISODES.arrow))
         record = put_segments(store, f"{number:08d}", ledger, "consumed")
         commit(store, "episodes", APPLICATION, number, lambda _, file=file: Change([file]))  # type: ignore[misc]
         commit(store, "segments", APPLICATION, number, lambda _, record=record: Change([record]))  # type: ignore[misc]
+        paths.append(file.path)
+        runs = id_index.after(store, runs, paths, number)
     everything = [SegmentName("run", "w", 0, number).key for number in range(history * 10)]
-    put_frontier(store, job_folder(history), Frontier().with_keys(everything))
+    put_frontier(store, job_folder(history), Frontier(runs=runs).with_keys(everything))
     for key in everything[:: max(1, len(everything) // 1000)]:
         path = Path(store.uri) / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    from tests.pipelines.landed import land
-
-    land(store, range(history * 10, history * 10 + 5), ids=lambda each: _ids(history + 1, kind)[each % 1000])
+    land(store, range(history * 10, history * 10 + 5), ids=lambda each: ids_of(history + 1, kind)[each % 1000])
 
 
 def _planning_seconds(store: Any, history: int, kind: str) -> float:

@@ -199,7 +199,7 @@ def test_an_episode_that_was_retracted_for_good_is_said_to_be(run: Any, tmp_path
     compact(other)
     manifest = tmp_path / "m.json"
     run("sample", "--strategy", "epochs", "-n", 2, "--manifest", manifest, "--lake", other.uri)
-    retract(other, ["e1"], reason=HOSTILE)
+    retract(other, ["e1"], reason=HOSTILE, for_good=True)
     for command in (["show", "e1"], ["replay", "e1"], ["sample", "--from", str(manifest)]):
         error = run(*command, "--lake", other.uri, code=1).stderr
         assert "episode e1 was retracted for good, because: <script>" in error

@@ -54,13 +54,45 @@ def test_segments_lists_says_why_and_tries_again(lake, tmp_path):
     assert json.loads(run(lake, "segments", "--quarantined", "-o", "json").stdout) == []
 
 
-def test_retract_asks_first(lake):
-    result = run(lake, "retract", "e0001", "--reason", "licence", code=1, input="n\n")
-    assert "Remove 1 episodes for good?" in result.stderr
+def test_retract_marks_and_for_good_removes_but_asks_first(lake):
+    marked = run(lake, "retract", "e0002", "--reason", "leaked").stderr
+    assert "1 episode (e0002) marked as not to be used; --for-good removes instead" in marked
+    assert lake.snapshot().episode("e0002").episode["retracted"] == "leaked"
+    result = run(lake, "retract", "e0001", "--reason", "licence", "--for-good", code=1, input="n\n")
+    assert "Remove 1 episode for good (e0001)?" in result.stderr
     assert len(lake.snapshot().episodes.collect()) == 6
-    assert "1 episodes and" in run(lake, "retract", "e0001", "--reason", "licence", "--yes").stderr
+    done = run(lake, "retract", "e0001", "--reason", "licence", "--for-good", "--yes")
+    assert "1 episode (e0001) removed for good, from" in done.stderr
     assert len(lake.snapshot().episodes.collect()) == 5
-    assert "no episode e0001x" in run(lake, "retract", "e0001x", "--reason", "x", "--yes", code=1).stderr
+    assert "no episode e0001x" in run(lake, "retract", "e0001x", "--reason", "x", code=1).stderr
+
+
+def test_a_dry_run_says_which_episodes_what_holds_them_and_what_used_them(lake, tmp_path):
+    lake.snapshot().export(tmp_path / "out", format="jsonl", shards=1)
+    how = ("retract", "e0001", "e0002", "--reason", "x", "--dry-run")
+    dry = run(lake, *how, "--for-good", "-o", "json")
+    (report,) = json.loads(dry.stdout)
+    assert report["episodes"] == ["e0001", "e0002"]
+    assert {"the newest version of steps", "the newest version of episodes", "a segment as a worker sent it"} <= {
+        held["what"] for held in report["objects"]
+    }
+    assert [hit["name"] for hit in report["used_by"]] == [str(tmp_path / "out")]
+    assert "2 episodes (e0001, e0002) would be removed for good, from" in dry.stderr
+    assert "1 export or sample holds some of them" in dry.stderr
+    assert "2 episodes (e0001, e0002) would be marked as not to be used" in run(lake, *how).stderr
+    assert len(lake.snapshot().episodes.collect()) == 6
+
+
+def test_vacuum_says_what_goes_and_why(lake):
+    nothing = run(lake, "vacuum").stderr
+    assert "nothing to remove: whatever is no longer needed is younger" in nothing
+    dry = run(lake, "vacuum", "--older-than", "0s", "--force", "--dry-run").stderr
+    assert "would be removed: " in dry
+    assert "because its events are in the tables" in dry
+    assert "nothing was (--dry-run)" in dry
+    before = len(list(lake.store.list()))
+    assert "removed: " in run(lake, "vacuum", "--older-than", "0s", "--force").stderr
+    assert len(list(lake.store.list())) < before
 
 
 def test_options_of_beam_stand_behind_two_dashes(lake):

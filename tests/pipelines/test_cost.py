@@ -1,6 +1,7 @@
 """A pass costs what is new: what it asks of the store is the same after a long history as after a short one."""
 
 import pytest
+from tests.benchmarks.planner import ids_of, make_history
 from tests.pipelines.landed import land
 from tests.rollouts import assert_sound
 
@@ -8,10 +9,10 @@ import trajlake
 from trajlake.errors import ObjectMissing
 from trajlake.storage.wrappers import CountingStore
 from trajlake.table.retention import vacuum
+from trajlake_pipelines import lookup
 from trajlake_pipelines.compact import compact
 from trajlake_pipelines.frontier import Frontier, Mark, list_new
-from trajlake_pipelines.lookup import known_episodes
-from trajlake_pipelines.plan import job_folder
+from trajlake_pipelines.plan import job_folder, load_or_make_plan
 
 NEW = 5
 
@@ -48,25 +49,27 @@ def test_requests_and_bytes_of_a_pass_do_not_grow_with_history(tmp_path):
         assert long.bytes[operation] <= size * 1.05 + 200  # numbers of more digits
 
 
-def test_only_files_that_can_hold_an_episode_are_looked_into(tmp_path, monkeypatch):
-    import trajlake_pipelines.lookup as lookup
-
-    lake = trajlake.create(tmp_path / "lake")
-    for start in range(0, 40, 10):
-        land(lake.store, range(start, start + 10))
-        compact(lake)
+@pytest.mark.parametrize("again", [False, True])
+def test_files_that_are_looked_into_do_not_grow_with_history_whatever_the_ids(tmp_path, monkeypatch, again):
+    """Random ids: each file of the table could hold each of them, by its least and greatest id."""
     looked = []
     real = lookup.scan_files
-    monkeypatch.setattr(
-        lookup, "scan_files", lambda store, table, paths: looked.extend(paths) or real(store, table, paths)
-    )
-    import polars as pl
-    from tests.pipelines.landed import episode_id
-
-    assert known_episodes(lake.store, pl.Series([episode_id(number) for number in range(40, 60)])) == {}
-    assert looked == []
-    assert known_episodes(lake.store, pl.Series([episode_id(3), episode_id(99)])) == {episode_id(3): (0, True)}
-    assert len(looked) == 1
+    monkeypatch.setattr(lookup, "scan_files", lambda store, name, some: looked.extend(some) or real(store, name, some))
+    costs = {}
+    for history in (12, 72):
+        lake = trajlake.create(tmp_path / str(history))
+        make_history(lake.store, history, "random", 50)
+        if again:
+            land(lake.store, [history * 10 + 5], ids=lambda _: ids_of(2, "random", 50)[7])
+        looked.clear()
+        store = Listed(lake.store)
+        plan = load_or_make_plan(store, stale_after=None)
+        known = {episode: how for unit in plan.units for episode, how in unit.known.items()}
+        assert known == ({ids_of(2, "random", 50)[7]: (0, True)} if again else {})
+        assert len(looked) == again
+        assert 0 < store.calls.pop("get") < 3 + history.bit_length()  # one for each run of the index
+        costs[history] = dict(store.calls)
+    assert costs[12] == costs[72]
 
 
 def test_a_lake_without_a_frontier_finds_it_again_in_its_ledger(tmp_path):

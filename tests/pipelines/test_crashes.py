@@ -10,8 +10,11 @@ from tests.rollouts import assert_same_rows, assert_sound, copy_landing, record,
 import trajlake
 from trajlake.errors import StoreUnavailable, TrajlakeError
 from trajlake.storage.wrappers import Fault, FaultyStore, Moment
-from trajlake_pipelines import kinds, publish
+from trajlake_pipelines import dedupe_job, kinds, optimize_job, publish, retract_job
 from trajlake_pipelines.compact import compact
+from trajlake_pipelines.dedupe import dedupe
+from trajlake_pipelines.optimize import optimize
+from trajlake_pipelines.retract import retract
 
 pytestmark = pytest.mark.beam
 
@@ -171,3 +174,71 @@ def test_two_compactors_at_once_leave_what_one_leaves(disturbed, undisturbed):
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert_sound(disturbed)
     assert_same_rows(disturbed, undisturbed)
+
+
+def _retract(lake, number):
+    retract(lake, [f"e{number:04d}"], reason="licence", for_good=True)
+
+
+# What is done to a lake for the n-th time, the module that commits it, and the tables to which it commits.
+OTHERS = {
+    "optimize": (lambda lake, _: optimize(lake), optimize_job, COMMITS),
+    "dedupe": (lambda lake, _: dedupe(lake), dedupe_job, COMMITS[1:]),
+    "retract": (_retract, retract_job, COMMITS),
+}
+
+
+def disturb(uri, change, number, table, when, patch):
+    """Let a change crash at a commit."""
+    work, module, _ = OTHERS[change]
+    crash_at(patch, table, when, module=publish if table == "segments" else module)
+    with pytest.raises(Crash):
+        work(trajlake.connect(uri), number)
+
+
+def _killed_in(*what):
+    with pytest.MonkeyPatch.context() as patch:
+        disturb(*what, patch)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", ["exception", "kill"])
+@pytest.mark.parametrize("change", OTHERS)
+def test_every_other_change_is_finished_by_whatever_comes_next(lake_uri, tmp_path, change, how):
+    lake, peaceful = trajlake.create(lake_uri), trajlake.create(tmp_path / "peaceful")
+    work, _, tables = OTHERS[change]
+
+    def land_and_compact(number):
+        with lake.writer(run="run", worker=f"w{number}") as writer:
+            for episode_id in (f"e{number}", f"e{number + 1}"):  # duplicates of each other
+                with writer.episode(episode_id=episode_id, task_id="same") as episode:
+                    episode.step(message=f"same {number}")
+        for each in (lake, peaceful):
+            copy_landing(lake.store, each.store)
+            compact(each)
+
+    record(lake, range(12))
+    land_and_compact(90)
+    points = [(table, when) for table in tables for when in ("before", "after") if how != "kill" or when == "after"]
+    for number, (table, when) in enumerate(points):
+        land_and_compact(1000 + 4 * number)
+        arguments = (lake.uri, change, number, table, when)
+        if how == "kill":
+            process = multiprocessing.get_context("spawn").Process(target=_killed_in, args=arguments)
+            process.start()
+            process.join(120)
+            assert process.exitcode == -signal.SIGKILL, (table, when)
+        else:
+            with pytest.MonkeyPatch.context() as patch:
+                disturb(*arguments, patch)
+        assert_sound(lake)
+        work(peaceful, number)
+        land_and_compact(1002 + 4 * number)  # and it has finished the other change first
+        assert_sound(lake)
+        assert_same_rows(lake, peaceful)
+    assert change != "dedupe" or lake.snapshot().episodes.collect()["duplicate_of"].count() >= len(points)
+    if change == "retract":
+        gone = [f"e{number:04d}" for number in range(len(points))]
+        retract(lake, gone, reason="licence", for_good=True)
+        assert retract_job.objects_that_hold(lake.store, gone, also_active=True) == ([], [])

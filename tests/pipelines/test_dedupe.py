@@ -7,8 +7,7 @@ import re
 import numpy as np
 import polars as pl
 import pytest
-from tests.pipelines.test_crashes import Crash, crash_at
-from tests.rollouts import assert_sound, record
+from tests.rollouts import assert_sound
 
 import trajlake
 from trajlake.errors import UsageError
@@ -85,17 +84,6 @@ def test_the_one_that_may_be_used_is_the_original(talks):
     compact(talks)
     dedupe(talks)
     assert marks(talks) == {"one": "one-twin"}
-
-
-def test_a_crash_is_made_good(talks, monkeypatch):
-    with monkeypatch.context() as patch:
-        crash_at(patch, "episodes", "after", module=dedupe_job)
-        with pytest.raises(Crash):
-            dedupe(talks)
-    record(talks, [1])
-    assert compact(talks).episodes == 1
-    assert marks(talks) == {"one-twin": "one"}
-    assert_sound(talks)
 
 
 def test_what_makes_no_sense_is_refused(talks):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from tests.pipelines.test_crashes import Crash, crash_at
 from tests.rollouts import assert_same_rows, assert_sound, record, record_episode
 
 import trajlake
@@ -88,24 +87,6 @@ def test_units_of_any_size(lake, monkeypatch):
     assert len(files(lake, "episodes")) == 6
     assert_sound(lake)
     assert_same_rows(lake, before)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("table", ["steps", "episodes", "segments"])
-def test_a_crash_at_a_commit_is_made_good_by_whatever_comes_next(tmp_path, monkeypatch, table, when):
-    lake = trajlake.create(tmp_path / "lake")
-    fill(lake, parts=2)
-    before = lake.snapshot()
-    with monkeypatch.context() as patch:
-        crash_at(patch, table, when, module=optimize_job if table != "segments" else None)
-        with pytest.raises(Crash):
-            optimize(lake)
-    assert_sound(lake)
-    assert_same_rows(lake, before)
-    record(lake, range(20, 23))
-    assert compact(lake).episodes == 3  # and it has finished the optimize first
-    assert len(files(lake)) == 2
-    assert_sound(lake)
 
 
 def _optimize_here(uri):

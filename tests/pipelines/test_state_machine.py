@@ -36,7 +36,8 @@ class Take:
     order: int
     messages: list[str] = field(default_factory=list)
     complete: bool = False
-    scores: dict[str, float] = field(default_factory=dict)
+    begun: bool = True  # False: only the rest, after what came before was settled
+    waits: bool = False  # it was read before, and nothing came of it yet
 
 
 @dataclass
@@ -102,8 +103,10 @@ class Machine(RuleBasedStateMachine):
         self.fresh.add(episode_id)
         if take not in self.takes[episode_id]:
             # It was settled as a duplicate, and only what came after is new.
-            late = Take(take.attempt, take.order, take.messages[-steps:] if steps else [], take.complete)
+            late = Take(take.attempt, take.order, take.messages[-steps:] if steps else [], take.complete, begun=False)
             self.takes[episode_id].append(late)
+            if number in self.writers:
+                self.writers[number] = (writer, episode, episode_id, late)
 
     # -- what is done to the lake ------------------------------------------------------------------------------
 
@@ -130,28 +133,39 @@ class Machine(RuleBasedStateMachine):
     def _compacted(self, seal: bool) -> None:
         for episode_id in EPISODES:
             takes = self.takes[episode_id]
-            sealed = seal and not any(take.complete for take in takes)
+            sealed = seal and not any(take.complete and not take.waits for take in takes)
             sealed = sealed and (episode_id in self.fresh or episode_id not in self.table)
             if takes and (episode_id in self.fresh or sealed):
                 self._settle(episode_id, takes, sealed)
         self.fresh.clear()
 
     def _settle(self, episode_id: str, takes: list[Take], sealed: bool) -> None:
-        ranked = sorted(takes, key=lambda take: (take.complete, take.attempt, take.order), reverse=True)
         before = self.table.get(episode_id)
+
+        def whole(take: Take) -> bool:
+            """A rest must not replace what is there."""
+            return take.begun or before is None
+
+        def complete(take: Take) -> bool:
+            return take.complete and whole(take)
+
+        ranked = sorted(takes, key=lambda take: (complete(take), take.attempt, take.order), reverse=True)
         first, *others = ranked
-        waits = not first.complete and not sealed
+        waits = not complete(first) and not (sealed and whole(first))
         older = before is not None and before.complete and first.attempt <= before.take.attempt
-        if older or (before is not None and before.complete and not first.complete and not waits):
+        if older or (before is not None and before.complete and not complete(first) and not waits):
             verdict = "duplicate"
         else:
             verdict = "pending" if waits else "keep"
-        left = [first] if verdict == "pending" or (verdict == "keep" and not first.complete) else []
+        left = [first] if verdict == "pending" or (verdict == "keep" and not complete(first)) else []
         if verdict == "keep":
-            self.table[episode_id] = Known(first, list(first.messages), first.complete)
+            self.table[episode_id] = Known(first, list(first.messages), complete(first))
         for take in others:
-            if not take.complete and not sealed and (verdict == "pending" or take.attempt > first.attempt):
+            waits = not complete(take) and not (sealed and whole(take))
+            if waits and (verdict == "pending" or take.attempt > first.attempt):
                 left.append(take)
+        for take in left:
+            take.waits = True
         self.takes[episode_id] = left
 
     @invariant()

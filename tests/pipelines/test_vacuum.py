@@ -10,7 +10,7 @@ from tests.rollouts import assert_sound, record, record_episode
 
 import trajlake
 from trajlake.table.retention import vacuum
-from trajlake_pipelines import optimize_job, publish
+from trajlake_pipelines import optimize_job, plan, publish
 from trajlake_pipelines.compact import compact
 from trajlake_pipelines.optimize import optimize
 
@@ -77,11 +77,64 @@ def test_segments_of_episodes_that_have_not_ended_are_spared(lake):
     assert_sound(lake)
 
 
+def seal_one(lake, writer, number):
+    """An episode that its worker has left open, sealed; it could still go on."""
+    episode = record_episode(writer, number, end=False)
+    writer.flush()
+    compact(lake, stale_after=0)
+    return episode
+
+
+def test_segments_of_sealed_episodes_wait_for_their_writer_for_a_week_and_go_then(lake, monkeypatch):
+    with lake.writer(run="run", worker="gone") as writer:
+        seal_one(lake, writer, 50)
+        assert compact(lake, stale_after=0).compactions == 0
+        vacuum(lake, older_than_hours=0, force=True)
+        assert len(list(lake.store.list("landing/run/gone/"))) == 1
+        monkeypatch.setattr(plan, "KEEP_SEALED_SECONDS", 0)
+        compact(lake, stale_after=0)
+        vacuum(lake, older_than_hours=0, force=True)
+        assert list(lake.store.list("landing/run/gone/")) == []
+        assert compact(lake, stale_after=0).compactions == 0
+        assert lake.snapshot().episode("e0050").episode["n_steps"] == 3
+        assert_sound(lake)
+
+
+def test_what_such_a_writer_records_after_that_is_kept_and_replaces_nothing(lake, monkeypatch):
+    monkeypatch.setattr(plan, "KEEP_SEALED_SECONDS", 0)
+    with lake.writer(run="run", worker="back") as writer:
+        episode = seal_one(lake, writer, 50)
+        compact(lake, stale_after=0)
+        vacuum(lake, older_than_hours=0, force=True)
+        episode.step(message="back after a month")
+        episode.end(reward=1.0)
+    for _ in range(3):
+        report = compact(lake, stale_after=0)
+        vacuum(lake, older_than_hours=0, force=True)
+    assert report.compactions == 0
+    assert lake.snapshot().episode("e0050").episode["n_steps"] == 3
+    assert len(list(lake.store.list("landing/run/back/"))) == 1
+    assert_sound(lake)
+
+
+def test_scores_of_an_episode_that_never_comes_wait_as_long_and_cost_no_compactions(lake, monkeypatch):
+    with lake.writer(run="run", worker="judge") as writer:
+        writer.score("e0099", "style", 1.0)
+    compact(lake, stale_after=0)
+    assert compact(lake, stale_after=0).compactions == 0
+    vacuum(lake, older_than_hours=0, force=True)
+    assert len(list(lake.store.list("landing/run/judge/"))) == 1
+    monkeypatch.setattr(plan, "KEEP_SEALED_SECONDS", 0)
+    compact(lake, stale_after=0)
+    vacuum(lake, older_than_hours=0, force=True)
+    assert list(lake.store.list("landing/run/judge/")) == []
+
+
 def test_what_was_replaced_goes(lake):
     record(lake, [2], worker="w3", attempt=1, steps=4)
     compact(lake)
     report = vacuum(lake, older_than_hours=0, force=True)
-    assert {file.key.partition("/")[0] for file in report.files} == {"steps", "episodes", "landing", "jobs"}
+    assert {file.key.partition("/")[0] for file in report.files} == {"steps", "episodes", "ids", "landing", "jobs"}
     assert all(file.bytes for file in report.files)
     assert_sound(lake)
     assert vacuum(lake, older_than_hours=0, force=True).files == []

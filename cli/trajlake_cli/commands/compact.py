@@ -12,6 +12,7 @@ from trajlake_cli.output import Output, say
 from trajlake_cli.progress import progress
 from trajlake_cli.runner_options import runner_of, runner_options
 from trajlake_cli.session import Session, pass_session
+from trajlake_cli.text import count
 
 if TYPE_CHECKING:
     from trajlake import Lake
@@ -85,7 +86,7 @@ def command(
         output.rows([asdict(done)], list(asdict(done)))
     if done.quarantined_segments:
         say(
-            f"{_count(done.quarantined_segments, 'segment')} could not be read and "
+            f"{count(done.quarantined_segments, 'segment')} could not be read and "
             f"{'is' if done.quarantined_segments == 1 else 'are'} quarantined; "
             "`trajlake segments --quarantined` says why"
         )
@@ -125,18 +126,18 @@ def in_words(done: CompactionReport) -> list[str]:
     if not done.segments:
         return ["nothing new has landed"]
     parts = [
-        _count(done.steps, "step"),
-        _count(done.begins_and_ends, "begin or end", "begins and ends"),
-        _count(done.scores, "score"),
-        _count(done.retractions, "retraction"),
-        _count(done.duplicate_events, "duplicate"),
-        _count(done.pending_events, "of an unfinished episode", "of unfinished episodes"),
+        count(done.steps, "step"),
+        count(done.begins_and_ends, "begin or end", "begins and ends"),
+        count(done.scores, "score"),
+        count(done.retractions, "retraction"),
+        count(done.duplicate_events, "duplicate"),
+        count(done.pending_events, "of an unfinished episode", "of unfinished episodes"),
     ]
     known = [part for part in parts if not part.startswith("0 ")] or ["0 steps"]
     lines = [
-        f"{_count(done.segments, 'segment')} read",
-        f"{_count(done.events, 'event')} in = {' + '.join(known)}",
-        f"{_count(done.episodes, 'episode')} added",
+        f"{count(done.segments, 'segment')} read",
+        f"{count(done.events, 'event')} in = {' + '.join(known)}",
+        f"{count(done.episodes, 'episode')} added",
     ]
     for number, one, many in (
         (done.duplicate_episodes, "duplicate was recognised", "duplicates were recognised"),
@@ -146,14 +147,11 @@ def in_words(done: CompactionReport) -> list[str]:
             "episodes were replaced by better attempts",
         ),
         (done.sealed_episodes, "stale episode was sealed as aborted", "stale episodes were sealed as aborted"),
+        (done.merged_files, "small file was merged", "small files were merged"),
         (done.pending_episodes, "episode has not ended yet", "episodes have not ended yet"),
     ):
         if number:
-            lines.append(_count(number, one, many))
+            lines.append(count(number, one, many))
     if done.pending_episodes:
         lines.append("where their workers are gone for good: `compact --stale-after 1h` seals them as aborted")
     return lines
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import click
 
 from trajlake_cli.options import Duration, lake_option, output_option
 from trajlake_cli.output import Output, say
 from trajlake_cli.session import Session, pass_session
+from trajlake_cli.text import count
 
 
 @click.command(short_help="Remove files that were replaced long ago.")
@@ -18,7 +21,7 @@ from trajlake_cli.session import Session, pass_session
     metavar="DURATION",
     help="Keep what a snapshot of this age may still read: 36h, 7d, 4w.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed, and why.")
 @click.option("--force", is_flag=True, help="Allow less than the lake's retention period; open readers may break.")
 @output_option()
 @pass_session
@@ -37,5 +40,13 @@ def command(session: Session, older_than: float, dry_run: bool, force: bool, out
         ({"file": file.key, "bytes": file.bytes, "why": file.reason} for file in report.files),
         ["file", "bytes", "why"],
     )
-    verb = "would be removed" if dry_run else "removed"
-    say(f"{len(report.files):,} files ({report.bytes:,} bytes) {verb}")
+    if not report.files:
+        say("nothing to remove: whatever is no longer needed is younger than that")
+        return
+    reasons = Counter(file.reason for file in report.files)
+    why = ", ".join(f"{number:,} because {reason}" for reason, number in sorted(reasons.items()))
+    objects = f"{count(len(report.files), 'object')} ({report.bytes:,} bytes)"
+    if dry_run:
+        say(f"{objects} would be removed: {why}; nothing was (--dry-run)")
+    else:
+        say(f"{objects} removed: {why}")

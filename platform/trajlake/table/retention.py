@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 from deltalake import PostCommitHookProperties
 
-from trajlake.errors import UsageError
+from trajlake.errors import ObjectMissing, UsageError
 from trajlake.lake import Lake
+from trajlake.table.id_index import IDS, plan_of
 from trajlake.table.tables import RETENTION_HOURS, delta_errors, open_table
 from trajlake_schemas import TABLES
 
@@ -56,7 +58,7 @@ def vacuum(
     lake.check()
     finished = open_table(lake.store, "segments").transaction_version("compact") or 0
     files = [*_left_tables(lake, older_than_hours, finished), *_consumed(lake, older_than_hours)]
-    files += _signatures(lake, {file.key for file in files})
+    files += [*_signatures(lake, {file.key for file in files}), *_index(lake, older_than_hours, finished)]
     if not dry_run:
         for file in files:
             lake.store.delete(file.key)
@@ -84,17 +86,11 @@ def _left_tables(lake: Lake, hours: float, finished: int) -> list[VacuumedFile]:
         # deltalake gives paths below the table, but the whole path of some files that an old version removed.
         keys = [f"{name}/{path.removeprefix(root)}" for path in paths]
         found += [
-            VacuumedFile(key, sizes[key], "no longer part of the table")
+            VacuumedFile(key, sizes[key], "it was replaced in its table")
             for key in keys
-            if key in sizes and _plan_of(key) <= finished  # the log still names what an earlier vacuum took
+            if key in sizes and (plan_of(key) or 0) <= finished  # the log still names what an earlier vacuum took
         ]
     return found
-
-
-def _plan_of(key: str) -> int:
-    """The number of the plan that wrote a file of a table, 0 where its name does not say."""
-    number = key.rpartition("/")[2].partition("-")[0]
-    return int(number) if number.isdigit() and len(number) == 8 else 0
 
 
 def _signatures(lake: Lake, going: set[str]) -> Iterator[VacuumedFile]:
@@ -102,7 +98,20 @@ def _signatures(lake: Lake, going: set[str]) -> Iterator[VacuumedFile]:
     there = {info.key for info in lake.store.list("steps/")} - going
     for info in lake.store.list("signatures/"):
         if "steps/" + info.key.split("/", 2)[2] not in there:
-            yield VacuumedFile(info.key, info.size, "the signatures of a file that is gone")
+            yield VacuumedFile(info.key, info.size, "it has the signatures of a file that is gone")
+
+
+def _index(lake: Lake, hours: float, finished: int) -> Iterator[VacuumedFile]:
+    """Runs of the index of episodes that were merged into others since: the newest frontier does not name them."""
+    limit = datetime.now(UTC) - timedelta(hours=hours)
+    try:
+        frontier = lake.store.get(f"jobs/compact/{finished:08d}/frontier.json")
+    except ObjectMissing:
+        return
+    named = {key for key, _ in json.loads(frontier).get("ids") or ()}
+    for info in lake.store.list(f"{IDS}/"):
+        if (plan_of(info.key) or 0) <= finished and info.key not in named and info.modified_at <= limit:
+            yield VacuumedFile(info.key, info.size, "it is a part of the index that was merged into another")
 
 
 def _consumed(lake: Lake, hours: float) -> Iterator[VacuumedFile]:
@@ -118,4 +127,4 @@ def _consumed(lake: Lake, hours: float) -> Iterator[VacuumedFile]:
     for info in lake.store.list("jobs/compact/"):
         number = info.key.split("/")[2]
         if number.isdigit() and int(number) < finished and info.modified_at <= limit:
-            yield VacuumedFile(info.key, info.size, "the record of a finished compaction")
+            yield VacuumedFile(info.key, info.size, "it is the record of a finished change")

@@ -1,12 +1,12 @@
 """Changing rows that are committed: copy the files that hold them, without or with other values.
 
 Delta files are immutable, so a change is a new file that comes and an old one that goes, in one commit. Only files
-that hold a touched episode are read; their statistics say which those can be.
+that can hold a touched episode are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,29 +17,11 @@ from deltalake import DeltaTable
 
 from trajlake.storage import ObjectStore
 from trajlake.table.commit import Change, NewFile, active_files
+from trajlake.table.id_index import Runs, files_that_may_hold
 from trajlake.table.layout import Place, put_episodes, put_steps, with_nulls
 from trajlake_schemas import EPISODES, STEPS
 
 SCORED_REWARD = "reward"  # a late score of this name is the episode's reward, not only a component of it
-
-
-def files_that_may_hold(table: DeltaTable, episodes: Collection[str]) -> Iterator[str]:
-    """Paths of active files whose least and greatest episode_id admit one of `episodes`."""
-    files = active_files(table)
-    if not len(files) or not episodes:
-        return
-    wanted = np.sort(np.asarray(list(episodes), dtype=object))
-    names = files.schema.names
-    paths = files["path"].to_pylist()
-    least = files["min.episode_id"].to_pylist() if "min.episode_id" in names else [None] * len(paths)
-    greatest = files["max.episode_id"].to_pylist() if "max.episode_id" in names else [None] * len(paths)
-    for path, low, high in zip(paths, least, greatest, strict=True):
-        if low is None or high is None:
-            yield path
-            continue
-        first = int(np.searchsorted(wanted, low, side="left"))
-        if first < len(wanted) and wanted[first] <= high:
-            yield path
 
 
 def read_file(store: ObjectStore, table: str, path: str, columns: list[str] | None = None) -> pa.Table:
@@ -58,13 +40,19 @@ def moved_name(prefix: str) -> str:
     return f"{prefix}-moved"
 
 
-def steps_without(store: ObjectStore, table: DeltaTable, episodes: Collection[str], prefix: str) -> Change:
+def steps_without(
+    store: ObjectStore, episodes_table: DeltaTable, episodes: Collection[str], runs: Runs | None, prefix: str
+) -> Change:
     """Remove the steps of `episodes`. The other episodes of a touched file move to a new one, which
-    begins with `moved_name(prefix)`, so that whoever commits `episodes` finds them."""
+    begins with `moved_name(prefix)`, so that whoever commits `episodes` finds them. `runs`: of the index."""
     wanted = pa.array(sorted(episodes), pa.string())
     add: list[NewFile] = []
     remove: list[str] = []
-    for path in files_that_may_hold(table, episodes):
+    holders: set[str] = set()
+    for path in files_that_may_hold(store, episodes_table, episodes, runs):
+        rows = read_file(store, EPISODES.name, path, ["episode_id", "steps_path"])
+        holders.update(rows.filter(pc.is_in(rows["episode_id"], wanted))["steps_path"].drop_null().to_pylist())
+    for path in sorted(holders):
         rows = read_file(store, STEPS.name, path)
         keep = rows.filter(pc.invert(pc.is_in(rows["episode_id"], wanted)))
         if len(keep) == len(rows):
@@ -99,20 +87,21 @@ def episodes_changed(
     replaced: Collection[str],
     scores: dict[str, list[dict[str, Any]]],
     retractions: dict[str, str],
+    runs: Runs | None,
     prefix: str,
 ) -> Change:
     """Add `new` rows, in the place of those that are `replaced`, and put late scores and retractions on any row.
 
-    What late scores had put on a row that is replaced moves to its successor.
+    What late scores had put on a row that is replaced moves to its successor. `runs`: of the index.
     """
     # Files of `steps` were copied, so rows of other episodes move along with those that were in them.
     copies = [path for path in active_files(steps_table)["path"].to_pylist() if path.startswith(moved_name(prefix))]
     moved = places_in(store, copies) if replaced else {}
-    candidates = files_that_may_hold(episodes_table, {*replaced, *scores, *retractions, *moved})
+    candidates = files_that_may_hold(store, episodes_table, {*replaced, *scores, *retractions, *moved}, runs)
     carried: dict[str, dict[str, Any]] = {}
     add: list[NewFile] = []
     remove: list[str] = []
-    for path in sorted(set(candidates)):
+    for path in candidates:
         rows = read_file(store, EPISODES.name, path)
         gone = pc.is_in(rows["episode_id"], pa.array(sorted(replaced), pa.string()))
         for old in rows.filter(gone).select(["episode_id", "rewards", "retracted"]).to_pylist():
