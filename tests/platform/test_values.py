@@ -141,13 +141,45 @@ def test_arrays_are_copied_when_they_are_given():
         ({"token_ids": [[1], [2]]}, "token_ids: must be a flat list"),
         ({"tensors": {"x": np.array([(1, 2.0)], dtype=[("a", int), ("b", float)])}}, "only plain numbers"),
         ({"tensors": {"x": np.array([object()])}}, "only plain numbers"),
+        ({"source": ["agent"]}, "source: must be one of"),
+        ({"terminated": 1}, "terminated: must be True or False"),
         ({"tool_calls": "call"}, "tool_calls: must be a list of objects"),
+        ({"tool_calls": ["call"]}, "tool_calls: must be a list of objects; it holds str"),
+        ({"tool_results": [{"call_id": "1", "content": "x", "is_error": "no"}]}, "tool_results: must be True or False"),
+        ({"extra": {"x": object()}}, "cannot be written as JSON"),
         ({"timestamp": "yesterday"}, "timestamp: not an ISO 8601 time"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_by_field_and_reason(fields, reason):
     with pytest.raises(UsageError, match=reason):
         step_row(fields)
+
+
+def test_lone_surrogates_in_tags_come_back():
+    tags = {"\ud83d": "a", "M": "\ud83d\ude00", "plain": ""}
+    assert through_a_segment("begin", begin_row({"tags": tags}))["tags"] == tags
+
+
+def test_what_the_caller_changes_after_the_call_changes_nothing():
+    function = {"name": "f", "arguments": "{}"}
+    given = {
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": function},
+            {"id": "2", "name": "g", "arguments": "x"},
+        ],
+        "tool_results": [{"call_id": "1", "content": "ok"}, {"call_id": "2", "content": "no", "is_error": True}],
+        "token_ids": [1, 2],
+        "extra": {"a": [1]},
+    }
+    row = step_row(given)
+    function["name"] = given["tool_calls"][1]["name"] = given["tool_results"][0]["content"] = "changed"
+    given["tool_calls"].clear()
+    given["token_ids"].clear()
+    given["extra"]["a"].append(2)
+    found = through_a_segment("step", row)
+    assert [call["name"] for call in found["tool_calls"]] == ["f", "g"]
+    assert [(one["content"], one["is_error"]) for one in found["tool_results"]] == [("ok", None), ("no", True)]
+    assert (found["token_ids"], found["extra"], found["source"]) == ([1, 2], '{"a":[1]}', "agent")
 
 
 def test_identifiers_that_were_integers_come_back_as_integers():

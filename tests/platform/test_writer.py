@@ -191,8 +191,7 @@ def test_a_disk_that_refuses_for_a_while_loses_nothing(tmp_path, monkeypatch):
 
     def write(self, batch, *, sync):
         if next(failures):
-            self._file.write(b"torn")
-            self._file.write_out(sync=False)
+            self._file.append(b"torn", sync=False)
             raise OSError(28, "No space left on device")
         real(self, batch, sync=sync)
 

@@ -226,7 +226,7 @@ def test_a_disk_that_became_read_only_is_passed_by(lake, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(spool._BatchFile, "write_out", refuse)
+    monkeypatch.setattr(spool._WholeFile, "append", refuse)
     record_episode(writer, 2)
     writer.flush(timeout=30)
     monkeypatch.undo()
@@ -241,7 +241,7 @@ def test_a_spool_that_is_read_only_at_the_start_is_told_at_once(lake, small_disk
 
 
 def test_a_write_of_which_the_disk_takes_a_part_is_finished_or_fails(tmp_path, monkeypatch):
-    file = spool._BatchFile(tmp_path / "file")
+    file = spool._WholeFile(tmp_path / "file")
 
     class Reluctant:
         def __init__(self, inner):
@@ -250,11 +250,10 @@ def test_a_write_of_which_the_disk_takes_a_part_is_finished_or_fails(tmp_path, m
         def write(self, data):
             return self.inner.write(data[:7])
 
-    file.write(b"0123456789" * 5)
     real, file._file = file._file, Reluctant(file._file)
-    file.write_out(sync=False)
+    file.append(b"0123456789" * 5, sync=False)
     file._file = real
-    assert file.tell() == 50
+    assert file.bytes == 50
     file.let_go()
     assert (tmp_path / "file").read_bytes() == b"0123456789" * 5
 

@@ -226,7 +226,8 @@ class _Rehearsal:
                 raise UsageError(f"step {number}: {error}") from error
         episode.end(ended_at=record.ended_at, **record.end)
 
-    def record(self, kind: str, identity: str, attempt: int, row: dict[str, Any]) -> None: ...
+    def put(self, kind: str, identity: str, attempt: int, row: dict[str, Any], size: int, wait: bool = True) -> bool:
+        return True
 
     def forget(self, episode: Episode) -> None: ...
 
@@ -237,8 +238,9 @@ class _Kept(_Rehearsal):
     def __init__(self) -> None:
         self.rows: list[tuple[str, dict[str, Any]]] = []
 
-    def record(self, kind: str, identity: str, attempt: int, row: dict[str, Any]) -> None:
+    def put(self, kind: str, identity: str, attempt: int, row: dict[str, Any], size: int, wait: bool = True) -> bool:
         self.rows.append((kind, row))
+        return True
 
 
 def files_of(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:

@@ -80,12 +80,13 @@ class _Keeping:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
-    def record(self, kind: str, identity: str, attempt: int, row: dict[str, Any]) -> None:
+    def put(self, kind: str, identity: str, attempt: int, row: dict[str, Any], size: int, wait: bool = True) -> bool:
         row = dict(row)
         for name in _NOT_PLAIN & row.keys():
             if row[name] is not None:
                 row[name] = _read_back(row[name])
         self.rows.append(row)
+        return True
 
     def forget(self, episode: Episode) -> None: ...
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
 from trajlake.errors import NotDurable
-from trajlake.ingest.event_queue import EventQueue
+from trajlake.ingest.event_queue import EventQueue, Queued
 from trajlake.ingest.options import WriterOptions
-from trajlake.ingest.segment import Event, encode_batch
+from trajlake.ingest.segment import encode_batch
 from trajlake.ingest.spool import MemorySegment, NoSpool, SpoolFolder, SpoolSegment
 from trajlake.ingest.upload import ClosedSegment, forget_file
 from trajlake.ingest.uploader import Uploader
@@ -138,16 +138,16 @@ class Encoder:
 
     def _loop(self) -> None:
         while True:
-            events, size = self._take()
-            if events and not self._write(events):
-                return
-            if events:
+            for events in _batches(self._take(), self._queue.batch_bytes):
+                if not self._write(events):
+                    return
                 with self._queue.changed:
-                    self._queue.queued -= size
-                    self.written = events[-1].sequence + 1
+                    self._queue.queued -= sum(event[-1] for event in events)
+                    self.written = events[-1][3] + 1
                     if isinstance(self._segment, MemorySegment):
                         self.in_memory = self.written
                     self._queue.changed.notify_all()
+                self._close_if_due()
             self._close_if_due()
             self._on_tick()
             with self._queue.changed:
@@ -156,8 +156,8 @@ class Encoder:
         if self._segment is not None:
             self._close()
 
-    def _take(self) -> tuple[list[Event], int]:
-        """Up to a few batches of events, after at most `_BATCH_SECONDS`."""
+    def _take(self) -> list[Queued]:
+        """What is queued when it is worth it, wanted, or `_BATCH_SECONDS` old."""
         queue = self._queue
         deadline = time.monotonic() + _BATCH_SECONDS
         with queue.changed:
@@ -173,7 +173,7 @@ class Encoder:
                 queue.changed.wait(left)
             return queue.take()
 
-    def _write(self, events: list[Event]) -> bool:
+    def _write(self, events: list[Queued]) -> bool:
         """Into a segment, however often disk and store refuse: until then the events stay in memory. False where
         the writer is closed meanwhile."""
         batch = self._encode(events)
@@ -181,7 +181,7 @@ class Encoder:
             place = self._place(batch.nbytes)
             if self._segment is not None and place is not type(self._segment):
                 self._close()
-            if place is not None and self._try(place, batch, events[0].sequence):
+            if place is not None and self._try(place, batch, events[0][3]):
                 return True
             with self._queue.changed:
                 if self._giving_up:
@@ -268,7 +268,7 @@ class Encoder:
             self._logged_at = time.monotonic()
             log.warning("run %s: " + text, self._run, self._folder.path)
 
-    def _encode(self, events: list[Event]) -> pa.RecordBatch:
+    def _encode(self, events: list[Queued]) -> pa.RecordBatch:
         """The batch; an event that Arrow does not take, which the checks at the call should have refused, is left
         out, and flush() and close() say so."""
         try:
@@ -276,11 +276,12 @@ class Encoder:
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             return encode_batch([event for event in events if self._encodes(event)])
 
-    def _encodes(self, event: Event) -> bool:
+    def _encodes(self, event: Queued) -> bool:
         try:
             encode_batch([event])
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            self.refused.append(f"event {event.sequence} ({event.kind} of {event.episode_id}): {error}")
+            kind, episode_id, _, sequence, *_ = event
+            self.refused.append(f"event {sequence} ({kind} of {episode_id}): {error}")
             log.error("run %s: cannot be stored: %s", self._run, self.refused[-1])
             return False
         return True
@@ -326,3 +327,13 @@ class Encoder:
         with self._queue.changed:
             self.closed = up_to
             self._queue.changed.notify_all()
+
+
+def _batches(events: list[Queued], size: int) -> Iterator[list[Queued]]:
+    """The events in parts that reach `size` bytes each, but for the last."""
+    start = gathered = 0
+    for end, event in enumerate(events, 1):
+        gathered += event[-1]
+        if gathered >= size or end == len(events):
+            yield events[start:end]
+            start, gathered = end, 0

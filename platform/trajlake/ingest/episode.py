@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from trajlake.errors import WriterClosed
 from trajlake.ingest.conversation import Conversation
-from trajlake.ingest.values import Row, begin_row, end_row, microseconds, step_row
+from trajlake.ingest.values import Row, begin_row, end_row, freeze_step, microseconds, row_bytes
 
 if TYPE_CHECKING:
     from trajlake.ingest.writer import Writer
@@ -108,6 +108,7 @@ class Episode:
         self.episode_id = episode_id
         self.attempt = attempt
         self._writer = writer
+        self._put = writer.put
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._steps = 0
@@ -118,25 +119,32 @@ class Episode:
         row = begin_row(begin)
         if started_at is not None:
             row["occurred_at"] = microseconds(started_at)
-        writer.record("begin", episode_id, attempt, row)
+        self._put("begin", episode_id, attempt, row, row_bytes(row))
 
     def step(self, **fields: Unpack[StepFields]) -> int:
         """Record one step and return its index. The values are copied; nothing is written in this thread.
 
         Raises UsageError that names the field, and WriterClosed after the end.
         """
-        row = step_row(_completed(fields))
-        with self._lock:
-            return self._add(row)
+        row = _with_tensors(fields) if "observation" in fields or "action" in fields else cast(Row, fields)
+        size = freeze_step(row)
+        # Not `with`, here and in the queue: of what a lock costs, that is the larger half.
+        lock = self._lock
+        lock.acquire()
+        try:
+            return self._add(row, size)
+        finally:
+            lock.release()
 
     async def astep(self, **fields: Unpack[StepFields]) -> int:
         """`step`, while the event loop goes on: it waits in another thread where memory is full."""
-        row = step_row(_completed(fields))
+        row = _with_tensors(fields)
+        size = freeze_step(row)
         with self._lock:
-            index = self._add(row, wait=False)
+            index = self._add(row, size, wait=False)
         if index >= 0:
             return index
-        return await asyncio.to_thread(self._add_locked, row)
+        return await asyncio.to_thread(self._add_locked, row, size)
 
     def call(self, messages: Sequence[Any], response: Any = None, **fields: Unpack[StepFields]) -> int:
         """Record one call of a chat model: the full prompt `messages`, the `response`, and `fields` of the response's
@@ -155,8 +163,9 @@ class Episode:
             if self._conversation is None:
                 self._conversation = Conversation()
             news = self._conversation.news(messages, response, fields, self._steps)
-            for row in [step_row(_completed(cast(StepFields, step))) for step in news.steps]:
-                self._add(row)
+            rows = [_with_tensors(cast(StepFields, step)) for step in news.steps]
+            for row, size in [(row, freeze_step(row)) for row in rows]:
+                self._add(row, size)
             self._conversation.add(news)
             return self._conversation.last_step
 
@@ -175,7 +184,7 @@ class Episode:
         `status` to truncated or completed accordingly. Raises WriterClosed at a second call."""
         with self._lock:
             row = self._end_row(ended_at, fields)
-            self._writer.record("end", self.episode_id, self.attempt, row)
+            self._put("end", self.episode_id, self.attempt, row, row_bytes(row))
             self._ended = True
         self._writer.forget(self)
 
@@ -192,22 +201,19 @@ class Episode:
 
     # -- what the calls above share --------------------------------------------------------------------------
 
-    def _add_locked(self, row: Row) -> int:
+    def _add_locked(self, row: Row, size: int) -> int:
         with self._lock:
-            return self._add(row)
+            return self._add(row, size)
 
-    def _add(self, row: Row, *, wait: bool = True) -> int:
+    def _add(self, row: Row, size: int, wait: bool = True) -> int:
         """Record a step, with `_lock` held, and give its index; -1 where it would have to wait and may not."""
         if self._ended:
             raise WriterClosed(f"episode {self.episode_id} has ended: a step cannot be added")
-        if wait:
-            self._writer.record("step", self.episode_id, self.attempt, row)
-        elif not self._writer.record("step", self.episode_id, self.attempt, row, wait=False):
+        if not self._put("step", self.episode_id, self.attempt, row, size, wait):
             return -1
-        if "terminated" in row:
-            self._terminated = row["terminated"]
-        if "truncated" in row:
-            self._truncated = row["truncated"]
+        if "terminated" in row or "truncated" in row:
+            self._terminated = self._terminated if row.get("terminated") is None else row["terminated"]
+            self._truncated = self._truncated if row.get("truncated") is None else row["truncated"]
         index = self._steps
         self._steps = index + 1
         return index
@@ -246,16 +252,13 @@ class Episode:
             await self.aend(**_outcome(kind, error))
 
 
-def _completed(fields: StepFields) -> dict[str, Any]:
-    """With a source, and with observation and action among the tensors. `fields` are the call's own dict."""
-    given = cast(dict[str, Any], fields)
-    if given.get("source") is None:
-        given["source"] = "agent"
-    if "observation" in given or "action" in given:
-        tensors = {name: given.pop(name) for name in ("observation", "action") if name in given}
-        tensors = {name: value for name, value in tensors.items() if value is not None}
-        if tensors:
-            given["tensors"] = tensors | dict(given.get("tensors") or {})
+def _with_tensors(fields: StepFields) -> Row:
+    """The call's own dict, with observation and action among the tensors."""
+    given = cast(Row, fields)
+    tensors = {name: given.pop(name) for name in ("observation", "action") if name in given}
+    tensors = {name: value for name, value in tensors.items() if value is not None}
+    if tensors:
+        given["tensors"] = tensors | dict(given.get("tensors") or {})
     return given
 
 

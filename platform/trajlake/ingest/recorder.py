@@ -159,6 +159,7 @@ class Recorder:
 
     def disown(self) -> None:
         """In a forked child: let go of the parent's files, whose threads are not here."""
+        self._queue.disown()
         self._encoder.disown()
         self._folder.disown()
 

@@ -25,9 +25,10 @@ MAGIC = b"TRAJLAKE"
 _TAIL = struct.Struct("<I8s")
 TAIL_BYTES = 64 * 1024  # enough for the descriptor of a thousand episodes
 LANDING = "landing"
-_END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 EVENT_SCHEMA: pa.Schema = EVENTS.arrow.with_metadata({b"trajlake.events": str(EVENTS.version).encode()})
+STREAM_HEAD = EVENT_SCHEMA.serialize().size
 _KEY_TYPES = [EVENTS[name].type for name in ("kind", "episode_id", "attempt", "sequence", "recorded_at")]
 
 
@@ -89,32 +90,48 @@ class Descriptor:
     episodes: tuple[EpisodePart, ...]
 
 
-def encode_batch(events: Sequence[Event]) -> pa.RecordBatch:
-    """The events as one batch of the event schema. Never fails for text: lone surrogates are set aside."""
+def encode_batch(events: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    """The events (each an Event, or one with more behind it) as one batch of the event schema. Never fails for text:
+    lone surrogates are set aside."""
     try:
-        return _encode(events, [event.row for event in events])
+        return _encode(events)
     except UnicodeEncodeError:
-        return _encode(events, [without_surrogates(event.row) for event in events])
+        return _encode([(*event[:5], without_surrogates(event[5])) for event in events])
 
 
-def _encode(events: Sequence[Event], rows: Sequence[Row]) -> pa.RecordBatch:
-    keys = [
-        [event.kind for event in events],
-        [event.episode_id for event in events],
-        [event.attempt for event in events],
-        [event.sequence for event in events],
-        [event.recorded_at for event in events],
-    ]
+def _encode(events: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    *keys, rows = list(zip(*events, strict=True))[:6] or [()] * 6
     arrays = [pa.array(values, type=kind) for values, kind in zip(keys, _KEY_TYPES, strict=True)]
     for field in list(EVENT_SCHEMA)[len(keys) :]:
-        values = [row if event.kind == field.name else None for event, row in zip(events, rows, strict=True)]
-        arrays.append(pa.array(values, type=field.type))
+        values = [row if kind == field.name else None for kind, row in zip(keys[0], rows, strict=True)]
+        arrays.append(_structs(values, field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=EVENT_SCHEMA)
+
+
+def _structs(rows: list[Row | None], kind: pa.StructType) -> pa.StructArray:
+    """`pa.array(rows, kind)` in half of its time: most fields are in no row, and are not looked for in each."""
+    given = [row for row in rows if row is not None]
+    names = set().union(*given)
+    fields = list(kind)
+    known = pa.array(rows, pa.struct([field for field in fields if field.name in names]))
+    columns = [known.field(field.name) if field.name in names else pa.nulls(len(rows), field.type) for field in fields]
+    absent = known.is_null() if len(given) < len(rows) else None
+    return pa.StructArray.from_arrays(columns, fields=fields, mask=absent)
 
 
 def stream_options() -> pa.ipc.IpcWriteOptions:
     """How event streams are written, in the spool and in landing."""
     return pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+def encode_stream(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
+    """A stream of these batches without its end mark: STREAM_HEAD bytes of schema, and the batches behind it, which
+    could stand behind others as well."""
+    sink = pa.BufferOutputStream()
+    stream = pa.ipc.new_stream(sink, EVENT_SCHEMA, options=stream_options())
+    for batch in batches:
+        stream.write_batch(batch)
+    return sink.getvalue()
 
 
 def describe(events: pa.Table) -> Descriptor:
@@ -135,11 +152,8 @@ def describe(events: pa.Table) -> Descriptor:
 
 def encode_segment(events: pa.Table) -> bytes:
     """The object that is uploaded: one stream of one batch, and the descriptor."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, EVENT_SCHEMA, options=stream_options()) as stream:
-        for batch in events.combine_chunks().to_batches():
-            stream.write_batch(batch)
-    return b"".join([sink.getvalue(), encode_descriptor(describe(events))])
+    stream = encode_stream(events.combine_chunks().to_batches())
+    return b"".join([stream, END_MARK, encode_descriptor(describe(events))])
 
 
 def encode_descriptor(descriptor: Descriptor, **more: int) -> bytes:
@@ -212,7 +226,7 @@ def _read_stream(data: bytes, key: str) -> tuple[list[pa.RecordBatch], pa.Schema
     except StopIteration:
         # The reader also stops quietly where the file just ends; only the mark says that nothing is missing.
         end = source.tell()
-        return batches, stream.schema, data[end - len(_END_MARK) : end] == _END_MARK, ""
+        return batches, stream.schema, data[end - len(END_MARK) : end] == END_MARK, ""
     except (pa.ArrowException, OSError) as error:
         return batches, stream.schema, False, _first_line(error)
 

@@ -28,12 +28,20 @@ from pathlib import Path
 import pyarrow as pa
 
 from trajlake.errors import UsageError
-from trajlake.ingest.segment import EVENT_SCHEMA, decode_spool, describe, encode_descriptor, read_tail, stream_options
+from trajlake.ingest.segment import (
+    END_MARK,
+    EVENT_SCHEMA,
+    STREAM_HEAD,
+    decode_spool,
+    describe,
+    encode_descriptor,
+    encode_stream,
+    read_tail,
+)
 
 _EPOCH_BYTES = 20
 _GOOD_BATCH_BYTES = 32 * 1024  # compressed; each batch costs about 5 KiB for the names and places of its columns
 _STILLBORN_SECONDS = 600.0  # far longer than it takes to begin
-_HEADER_BYTES = EVENT_SCHEMA.serialize().size
 
 
 @dataclass(frozen=True)
@@ -157,38 +165,21 @@ class SpoolFolder:
         self._lock.close()
 
 
-class _BatchFile:
-    """What an Arrow stream writes into: gathers the many pieces of a batch, and writes them as one."""
-
-    closed = False
+class _WholeFile:
+    """A file that grows by whole pieces."""
 
     def __init__(self, path: Path) -> None:
         self._file = FileIO(path, "x")
-        self._pieces: list[bytes] = []
-        self._gathered = 0
-        self.crc = 0  # of all that was written out
+        self.bytes = 0  # of what was written whole, and its CRC
+        self.crc = 0
 
-    def write(self, data: bytes) -> int:
-        self._pieces.append(bytes(data))
-        self._gathered += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        """Arrow calls it after each piece; what is whole is written by `write_out`."""
-
-    def tell(self) -> int:
-        return self._file.tell() + self._gathered
-
-    def write_out(self, *, sync: bool) -> None:
-        """Bring what was gathered to the file, to its last byte: a disk that is nearly full takes a part of it
-        without an error. Raises OSError; what was gathered is then forgotten."""
-        rest = memoryview(b"".join(self._pieces))
-        crc = zlib.crc32(rest, self.crc)
-        self._pieces.clear()
-        self._gathered = 0
+    def append(self, data: bytes | memoryview, *, sync: bool) -> None:
+        """Write all of `data`: a disk that is nearly full takes a part of it without an error. Raises OSError."""
+        rest = memoryview(data)
         while rest:
             rest = rest[self._file.write(rest) :]
-        self.crc = crc
+        self.crc = zlib.crc32(data, self.crc)
+        self.bytes += len(data)
         if sync:
             os.fsync(self._file.fileno())
 
@@ -210,27 +201,24 @@ class SpoolSegment:
         self._synced_name = False
         self._keys: list[pa.RecordBatch] = []
         self._open_path = folder.path / f"{number:08d}.open"
-        self._file = _BatchFile(self._open_path)
-        self._stream = pa.ipc.new_stream(self._file, EVENT_SCHEMA, options=stream_options())
+        self._file = _WholeFile(self._open_path)
 
     def write(self, batch: pa.RecordBatch, *, sync: bool) -> None:
         """Append one batch; with `sync` it is on the disk when this returns. Raises OSError: then `abandon` it."""
-        self._stream.write_batch(batch)
-        self._file.write_out(sync=sync)
+        message = encode_stream([batch])
+        self._file.append(message if not self.events else memoryview(message)[STREAM_HEAD:], sync=sync)
         if sync and not self._synced_name:
             sync_folder(self._folder.path)
             self._synced_name = True
-        self.bytes = self._file.tell()
+        self.bytes = self._file.bytes
         self.events += batch.num_rows
         self._keys.append(batch.select(["kind", "episode_id", "attempt", "sequence"]))
 
     def close(self) -> Path:
         """End the stream, with its descriptor, and make it ready for upload. Returns the file's new path."""
-        self._stream.close()
-        self._file.write_out(sync=False)
+        self._file.append(END_MARK, sync=False)
         descriptor = describe(pa.Table.from_batches(self._keys))
-        self._file.write(encode_descriptor(descriptor, crc=self._file.crc, batches=len(self._keys)))
-        self._file.write_out(sync=True)
+        self._file.append(encode_descriptor(descriptor, crc=self._file.crc, batches=len(self._keys)), sync=True)
         self._file.let_go()
         ready = self._open_path.with_suffix(".arrow")
         self._open_path.rename(ready)
@@ -288,7 +276,7 @@ def keep(folder: SpoolFolder, number: int, data: bytes) -> Path:
 def read_spooled(path: Path) -> pa.Table:
     """The events of one spool file, up to its last whole batch."""
     data = path.read_bytes()
-    if path.suffix == ".open" and len(data) < _HEADER_BYTES:
+    if path.suffix == ".open" and len(data) < STREAM_HEAD:
         return EVENT_SCHEMA.empty_table()  # cut off before its first batch
     # A power cut can leave a file whose name is there and whose blocks never were; nobody was told they were.
     return decode_spool(data if any(data[:64]) else b"", str(path))

@@ -113,9 +113,6 @@ def tool_calls(value: Any, leftovers: Row) -> list[Row]:
     """
     calls = []
     for position, given in enumerate(_mappings(value)):
-        if (usual := _usual_call(given)) is not None:
-            calls.append(usual)
-            continue
         call = dict(given)
         function = call.pop("function", None)
         if isinstance(function, Mapping):
@@ -145,30 +142,34 @@ def tool_calls(value: Any, leftovers: Row) -> list[Row]:
     return calls
 
 
-def _usual_call(given: Mapping[str, Any]) -> Row | None:
-    """A call of id, name and arguments, all of them text and nothing else, in one of the two forms; else None."""
-    if len(given) != 3:
+def _usual_calls(value: Any) -> tuple[list[Row], int] | None:
+    """Calls of id, name and arguments, all of them text and nothing else, in one of the two forms, and about how many
+    bytes they take; else None."""
+    if type(value) is not list:
         return None
-    function = given.get("function")
-    if type(function) is dict and len(function) == 2 and given.get("type") == "function":
-        name, arguments = function.get("name"), function.get("arguments")
-    else:
-        name, arguments = given.get("name"), given.get("arguments")
-    identity = given.get("id")
-    if type(identity) is str and type(name) is str and type(arguments) is str:
-        return {"id": identity, "name": name, "arguments": arguments, "arguments_kind": "string"}
-    return None
+    rows = []
+    size = 0
+    for given in value:
+        if type(given) is not dict or len(given) != 3:
+            return None
+        identity = given.get("id")
+        inner = given
+        if "function" in given:
+            inner = given["function"]
+            if type(inner) is not dict or len(inner) != 2 or given.get("type") != "function":
+                return None
+        name, arguments = inner.get("name"), inner.get("arguments")
+        if type(identity) is not str or type(name) is not str or type(arguments) is not str:
+            return None
+        rows.append({"id": identity, "name": name, "arguments": arguments, "arguments_kind": "string"})
+        size += len(arguments) + _ROW_BYTES
+    return rows, size
 
 
 def tool_results(value: Any, leftovers: Row) -> list[Row]:
     """Results as `{"call_id" or "tool_call_id", "content", "is_error"}`; content that is not text becomes JSON."""
     results = []
     for position, given in enumerate(_mappings(value)):
-        if type(call_id := given.get("call_id")) is str and type(content := given.get("content")) is str:
-            is_error = given.get("is_error")
-            if len(given) == 2 or (len(given) == 3 and type(is_error) is bool):
-                results.append({"call_id": call_id, "content": content, "is_error": is_error})
-                continue
         result = dict(given)
         call_id = result.pop("call_id", None)
         if call_id is None:
@@ -185,6 +186,23 @@ def tool_results(value: Any, leftovers: Row) -> list[Row]:
         if result:
             leftovers.setdefault("tool_results", {})[str(position)] = result
     return results
+
+
+def _usual_results(value: Any) -> tuple[list[Row], int] | None:
+    """Results of call_id and content, both text, and perhaps is_error, and about their bytes; else None."""
+    if type(value) is not list:
+        return None
+    rows = []
+    size = 0
+    for given in value:
+        if type(given) is not dict or len(given) != 2 + ("is_error" in given):
+            return None
+        call_id, content, is_error = given.get("call_id"), given.get("content"), given.get("is_error")
+        if type(call_id) is not str or type(content) is not str or not (is_error is None or type(is_error) is bool):
+            return None
+        rows.append({"call_id": call_id, "content": content, "is_error": is_error})
+        size += len(content) + _ROW_BYTES
+    return rows, size
 
 
 def content_parts(value: Any) -> list[Row]:
@@ -232,7 +250,7 @@ def rewards(value: Any) -> list[Row]:
 
 
 def _mappings(value: Any) -> Sequence[Mapping[str, Any]]:
-    if isinstance(value, (Mapping, str, bytes)) or not isinstance(value, Sequence):
+    if type(value) is not list and (isinstance(value, (Mapping, str, bytes)) or not isinstance(value, Sequence)):
         raise UsageError(f"must be a list of objects, not {type(value).__name__}")
     for item in value:
         if type(item) is not dict and not isinstance(item, Mapping):
@@ -307,39 +325,92 @@ _STEP_CONVERTERS = {
     for column in STEP_CONTENT
     if column.name not in {"tool_calls", "tool_results", "restore"}
 }
+_STEP_LISTS = {"tool_calls": (_usual_calls, tool_calls), "tool_results": (_usual_results, tool_results)}
 _BEGIN_CONVERTERS = {column.name: _converter(column) for column in BEGIN}
 _END_CONVERTERS = {column.name: _converter(column) for column in OUTCOME} | {"extra": json_text}
 
 
-# Most of what a step holds is text; asking for it by name first spares most steps most of the calls below.
-_STEP_TEXTS = frozenset(name for name, converter in _STEP_CONVERTERS.items() if converter is _text)
+# What may stay as it is, by name and exact type: it cannot change, and there is nothing to check. What a call costs is
+# the sum of what is asked here for each field.
+_SOURCES = frozenset(SOURCES)
+_STEP_TEXTS = frozenset({"source", *(name for name, converter in _STEP_CONVERTERS.items() if converter is _text)})
+_STEP_SCALARS = {
+    name: bool if converter is _boolean else float
+    for name, converter in _STEP_CONVERTERS.items()
+    if converter in (_boolean, _real)
+}
+_ROW_BYTES = 64  # about what Python takes for a row, and for a value in it beside what it holds
+_VALUE_BYTES = 48
 
 
 def step_row(given: Mapping[str, Any]) -> Row:
     """The `step` struct of an event. Raises UsageError that names the field."""
-    row: Row = {}
-    leftovers: Row = {}
-    for name, value in given.items():
-        if value is None or name == "extra":
-            continue
-        if type(value) is str and name in _STEP_TEXTS and len(value) <= _LONGEST_TEXT:
-            row[name] = value
-            continue
-        try:
-            if name == "tool_calls":
-                row[name] = tool_calls(value, leftovers)
-            elif name == "tool_results":
-                row[name] = tool_results(value, leftovers)
-            else:
-                row[name] = _STEP_CONVERTERS[name](value)
-        except KeyError:
-            raise _unknown_field("step", name, ("tool_calls", "tool_results", *_STEP_CONVERTERS)) from None
-        except UsageError as error:
-            raise UsageError(f"step field {name}: {error}") from error
-    extra = given.get("extra")
-    if leftovers or extra is not None:
-        row["extra"] = json_text({**(extra or {}), **leftovers} if leftovers else extra)
+    row = dict(given)
+    freeze_step(row)
     return row
+
+
+def freeze_step(row: Row) -> int:
+    """Make the `step` struct of an event of what was given for it, in place; None stands for an absent value, and the
+    source is the agent where nothing is said. Returns about how many bytes it takes. Raises UsageError that names the
+    field."""
+    size = _ROW_BYTES
+    leftovers: Row = {}
+    source = row.get("source")
+    if type(source) is not str or source not in _SOURCES:
+        if source is not None:
+            raise UsageError(f"step field source: must be one of {', '.join(SOURCES)}, not {source!r}")
+        row["source"] = "agent"
+    for name, value in row.items():
+        if type(value) is str and name in _STEP_TEXTS:
+            size += len(value)
+        elif name in _STEP_LISTS and (usual := _STEP_LISTS[name][0](value)) is not None:
+            row[name] = usual[0]
+            size += usual[1]
+        elif type(value) is not _STEP_SCALARS.get(name) and value is not None and name != "extra":
+            row[name] = value = _step_value(name, value, leftovers)
+            size += _value_bytes(value)
+    size += _VALUE_BYTES * len(row)
+    if size > _LONGEST_TEXT:
+        for name in _STEP_TEXTS & row.keys():
+            _step_value(name, row[name] or "", leftovers)
+    if leftovers or row.get("extra") is not None:
+        extra = row.get("extra")
+        row["extra"] = json_text({**(extra or {}), **leftovers} if leftovers else extra)
+        size += len(row["extra"])
+    return size
+
+
+def _step_value(name: str, value: Any, leftovers: Row) -> Any:
+    if name not in _STEP_CONVERTERS and name not in _STEP_LISTS:
+        raise _unknown_field("step", name, (*_STEP_LISTS, *_STEP_CONVERTERS))
+    try:
+        if name in _STEP_LISTS:
+            return _STEP_LISTS[name][1](value, leftovers)
+        return _STEP_CONVERTERS[name](value)
+    except UsageError as error:
+        raise UsageError(f"step field {name}: {error}") from error
+
+
+def row_bytes(row: Row) -> int:
+    """About how much memory a row takes: to the byte for what can be large."""
+    return _ROW_BYTES + sum(_VALUE_BYTES + _value_bytes(value) for value in row.values())
+
+
+def _value_bytes(value: Any) -> int:
+    if type(value) is str:
+        return len(value)
+    if type(value) is np.ndarray:
+        return value.nbytes
+    size = 0
+    if type(value) is list:
+        for item in value:
+            size += _ROW_BYTES
+            if type(item) is dict:
+                for part in item.values():
+                    if type(part) is str or type(part) is bytes:
+                        size += len(part)
+    return size
 
 
 def begin_row(given: Mapping[str, Any]) -> Row:

@@ -17,11 +17,12 @@ from trajlake.errors import UsageError, WriterClosed
 from trajlake.ingest import exits
 from trajlake.ingest.episode import Episode, EpisodeFields
 from trajlake.ingest.epochs import check_name
+from trajlake.ingest.event_queue import OWN_EPISODE, Put
 from trajlake.ingest.metrics import CloseReport, WriterStats
 from trajlake.ingest.options import Durability, OnFull, WriterOptions
 from trajlake.ingest.recorder import Recorder
 from trajlake.ingest.spool import SpoolMeta
-from trajlake.ingest.values import Row, rewards
+from trajlake.ingest.values import Row, rewards, row_bytes
 from trajlake.storage import ObjectStore
 
 log = logging.getLogger("trajlake")
@@ -97,6 +98,8 @@ class Writer:
             raise UsageError(f"episode_id must be text that is not empty, not {episode_id!r}")
         if not isinstance(attempt, int) or not 0 <= attempt < 2**31:
             raise UsageError(f"attempt must be 0, 1, 2, …, not {attempt!r}")
+        if (episode_id, attempt) in self._inherited:
+            raise UsageError(f"episode {episode_id} {OWN_EPISODE}")
         episode = Episode(self, episode_id, attempt, fields, started_at)
         with self._lock:
             self._open.add((episode_id, attempt))
@@ -116,16 +119,14 @@ class Writer:
         """Mark an episode of any worker as not to be used."""
         self.record("retract", episode_id, 0, {"reason": str(reason)})
 
-    def record(self, kind: str, episode_id: str, attempt: int, row: Row, *, wait: bool = True) -> bool:
-        """Queue one event; waits only while memory is full, or with `wait=False` gives False instead. Episode and
-        the calls above use it."""
-        recorder = self._recorder or self._begin_again()
-        if self._inherited and (episode_id, attempt) in self._inherited and kind in {"begin", "step", "end"}:
-            raise UsageError(
-                f"episode {episode_id} was begun in the process that this one was forked from, and only that one can "
-                "add to it: begin an episode of its own in each process"
-            )
-        return recorder.put(kind, episode_id, attempt, row, wait=wait)
+    def record(self, kind: str, episode_id: str, attempt: int, row: Row) -> None:
+        """Queue one event; waits only while memory is full."""
+        self.put(kind, episode_id, attempt, row, row_bytes(row))
+
+    @property
+    def put(self) -> Put:
+        """The queue's own `put` in this process, which an episode keeps. Raises WriterClosed."""
+        return (self._recorder or self._begin_again()).put
 
     def forget(self, episode: Episode) -> None:
         """An episode has ended; it no longer counts as open."""

@@ -37,12 +37,14 @@ def to_array(row: dict[str, Any]) -> np.ndarray[Any, Any]:
 def restored(row: dict[str, Any]) -> dict[str, Any]:
     """`row` with the originals that its `restore` column keeps put back; tags become a dict."""
     row = dict(row)
-    if isinstance(row.get("tags"), list):
-        row["tags"] = dict(row["tags"])
+    if tags := row.get("tags"):  # as Arrow gives them, or Polars; a path into them counts pairs
+        row["tags"] = [list(pair) for pair in (tags.items() if isinstance(tags, dict) else tags)]
     text = row.pop("restore", None)
     if text:
         for path, original in json.loads(text).items():
             _put(row, path.split("."), _decoded(original))
+    if row.get("tags") is not None:
+        row["tags"] = dict(row["tags"])
     return row
 
 

@@ -45,8 +45,9 @@ class Recording(_Rehearsal):
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def record(self, kind: str, identity: str, attempt: int, row: dict[str, Any]) -> None:
+    def put(self, kind: str, identity: str, attempt: int, row: dict[str, Any], size: int, wait: bool = True) -> bool:
         self.events.append(Event(kind, identity, attempt, len(self.events), 0, row))
+        return True
 
 
 def read_all(path: Path) -> None:

@@ -84,7 +84,12 @@ def test_every_column_of_a_step_comes_in_again(put: Any, run_import: Any, monkey
         },
     ]
     recorded: dict[str, list[dict[str, Any]]] = {"begin": [], "step": [], "end": []}
-    monkeypatch.setattr(_Rehearsal, "record", lambda self, kind, identity, attempt, row: recorded[kind].append(row))
+
+    def keep(self: Any, kind: str, identity: str, attempt: int, row: Any, size: int, wait: bool = True) -> bool:
+        recorded[kind].append(row)
+        return True
+
+    monkeypatch.setattr(_Rehearsal, "put", keep)
     _Rehearsal().play("e", Record("row 1", {"task_id": 5, "tags": {"a": "b"}}, steps, {"reward": float("inf")}))
     monkeypatch.undo()
     originals = through_arrow(recorded["step"])
