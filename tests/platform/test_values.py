@@ -134,6 +134,7 @@ def test_arrays_are_copied_when_they_are_given():
     [
         ({"mesage": "x"}, "step has no field 'mesage'"),
         ({"message": 3}, "message: must be text, not int"),
+        ({"tool_results": [None]}, "tool_results: must be a list of objects; it holds null"),
         ({"source": "robot"}, "source: must be one of"),
         ({"reward": "high"}, "reward: must be a number"),
         ({"token_ids": [2**31]}, "token_ids: must hold numbers from"),

@@ -129,7 +129,7 @@ def command(
                 on_progress=on_progress,
             )
     for file in result.files:
-        file.left_out = file.left_out and str(file.path) not in files  # who names a file wants it
+        file.left_out = file.left_out and file.path not in map(Path, files)  # who names a file wants it
     _show(result.files, files, output, verbose)
     if not _tell(result, dry_run):
         click.get_current_context().exit(1)

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from trajlake.errors import FormatError, NoTrajectories, UsageError
+from trajlake.formats.archive import is_archive, open_archive
 from trajlake.formats.base import Format, Record, Refused
 from trajlake.formats.foreign import explain
 from trajlake.formats.source import Source, open_source
@@ -53,10 +54,16 @@ def detect_source(source: Source) -> Format:
         candidate = format_named(name)
         if candidate.detect(source):
             return candidate
+    if is_archive(source):
+        with open_archive(source):
+            pass  # says what is wrong with it
     if (words := explain(source)) is not None:
         raise NoTrajectories(f"{source.path}: not imported: {words}")
-    raise FormatError(
-        f"{source.path}: not a format that is known ({', '.join(FORMATS)}): {source.appearance}. "
-        "Name the format if it is one of these, describe it with a mapping file (--mapping), or write it as JSON "
-        'Lines of {"messages": […]}'
+    names = ", ".join(FORMATS)
+    advice = (
+        f"Known are {names}"
+        if source.kind
+        else f"Name the format if it is one of {names}; describe it with a mapping file (--mapping), or write it as "
+        'JSON Lines of {"messages": […]}'
     )
+    raise FormatError(f"{source.path}: not a format that is known: {source.appearance}. {advice}")

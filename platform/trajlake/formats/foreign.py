@@ -58,6 +58,7 @@ _ROWS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     ),
 )
 
+_HTML = re.compile(rb"\s*<(!doctype html|html)\b", re.IGNORECASE)
 _MARKDOWN = re.compile(rb"\s*#{1,6} ")
 _FIRST_LINE = 64 * 1024
 
@@ -86,6 +87,8 @@ def _explain_text(source: Source) -> str | None:
             "an OpenSpiel playthrough, a text for people: play the game again from its action sequence and record it "
             "with a Writer"
         )
+    if _HTML.match(head):
+        return "a web page (HTML), as a download that failed leaves: fetch the file itself, perhaps after logging in"
     if _MARKDOWN.match(head):
         return "Markdown, a text for people: import the files that its tables were made of"
     first, _, rest = head.partition(b"\n")

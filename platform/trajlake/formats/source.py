@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trajlake.errors import FormatError
-from trajlake.formats.json_rows import Layout, Refused, Row, layout_of, read_rows
+from trajlake.formats.json_rows import Layout, Refused, Row, layout_of, loads, read_rows
 from trajlake.formats.text import Text
 
 _HEAD_BYTES = 64 * 1024
@@ -121,6 +121,8 @@ class Source:
             assert isinstance(problem, Refused)
             return f"its {problem.row}: {problem.reason}"
         first = self.first_values[0]
+        if _holds_json(first) or (isinstance(first, list) and first and _holds_json(first[0])):
+            return "its rows are text that holds JSON, which was encoded twice: decode them once more and write that"
         if not isinstance(first, dict):
             return "its rows are not JSON objects"
         names = [name if len(name) <= 40 else name[:40] + "…" for name in list(first)[:8]]
@@ -139,6 +141,16 @@ class Source:
         encoding, start = self._encoding
         file.seek(start)
         return Text(file, encoding, start)
+
+
+def _holds_json(value: Any) -> bool:
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+        return False
+    try:
+        loads(value)
+    except ValueError:
+        return False
+    return True
 
 
 def open_source(path: str | Path) -> Source:

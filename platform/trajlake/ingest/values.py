@@ -69,9 +69,14 @@ def microseconds(value: Any) -> int:
     raise UsageError(f"not a time (a datetime, ISO 8601 text, or seconds since 1970): {value!r}")
 
 
+def kind_of(value: Any) -> str:
+    """The name of a value's type, as a refusal says it."""
+    return "null" if value is None else type(value).__name__
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise UsageError(f"must be text, not {type(value).__name__}")
+        raise UsageError(f"must be text, not {kind_of(value)}")
     if len(value) > _LONGEST_TEXT:
         raise UsageError(f"holds {len(value):,} characters, more than the {_LONGEST_TEXT:,} that fit into one column")
     return str(value)
@@ -251,10 +256,10 @@ def rewards(value: Any) -> list[Row]:
 
 def _mappings(value: Any) -> Sequence[Mapping[str, Any]]:
     if type(value) is not list and (isinstance(value, (Mapping, str, bytes)) or not isinstance(value, Sequence)):
-        raise UsageError(f"must be a list of objects, not {type(value).__name__}")
+        raise UsageError(f"must be a list of objects, not {kind_of(value)}")
     for item in value:
         if type(item) is not dict and not isinstance(item, Mapping):
-            raise UsageError(f"must be a list of objects; it holds {type(item).__name__}")
+            raise UsageError(f"must be a list of objects; it holds {kind_of(item)}")
     return value
 
 
@@ -273,13 +278,13 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
 
 def _tensors(value: Any) -> list[Row]:
     if not isinstance(value, Mapping):
-        raise UsageError(f"must map names to arrays, not {type(value).__name__}")
+        raise UsageError(f"must map names to arrays, not {kind_of(value)}")
     return [tensor(str(name), array) for name, array in value.items()]
 
 
 def _tags(value: Any) -> list[tuple[str, str]]:
     if not isinstance(value, Mapping):
-        raise UsageError(f"must map text to text, not {type(value).__name__}")
+        raise UsageError(f"must map text to text, not {kind_of(value)}")
     return [(str(name), _text(label)) for name, label in value.items()]
 
 

@@ -2,8 +2,9 @@
 
     python -m tests.platform.formats.fuzzing FORMAT INPUTS FOLDER
 
-Inputs are rows with things changed in them (`mutation.mutations`), files with bytes changed in them, and archives whose
-members were changed so that their checksums are right. They are made of small rows and of cut real ones. What fails
+Inputs are rows with things changed in them (`mutation.mutated`), files with bytes changed in them, and archives whose
+members were changed so that their checksums are right. They are made of small rows and of cut real ones; Hypothesis
+makes a fifth of them, and dice the others. What fails
 goes on with the next input, and is kept in the folder; the last line that is printed holds the figures as JSON.
 """
 
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -177,82 +179,76 @@ def _real_files(name: str, realdata: Path) -> Iterator[Path]:
                         yield path
 
 
-def inputs(name: str, folder: Path, realdata: Path | None) -> st.SearchStrategy[Input]:
+class Inputs:
     """Inputs of a format: changed rows in every layout, files with changed bytes, archives with changed members."""
-    rows = made_rows(name) + (real_rows(name, realdata) if realdata else [])
-    files = made_files(name, folder) + (real_files(name, realdata) if realdata else [])
-    archives = [data for data in files if data.startswith(b"PK")]
-    kinds = []
-    if rows:
-        value = mutation.mutations(rows)
-        kinds += [st.builds(_as_file, value, st.sampled_from(["one", "lines", "array", "utf-16"]))] * 3
-        files += [data for row in rows for data in (json.dumps(row).encode(), json.dumps([row] * 2, indent=1).encode())]
-        files += [b"\n".join([json.dumps(row).encode()] * 3) for row in rows]
-    kinds += [_damaged(files)] * (1 if rows else 2)
-    if archives:
-        kinds += [_repacked(archives)]
-    return st.one_of(kinds).map(Input)
 
+    def __init__(self, name: str, folder: Path, realdata: Path | None) -> None:
+        rows = made_rows(name) + (real_rows(name, realdata) if realdata else [])
+        self._rows = [json.dumps(row) for row in rows]
+        self._files = made_files(name, folder) + (real_files(name, realdata) if realdata else [])
+        self._archives = [_members(data) for data in self._files if data.startswith(b"PK")]
+        for row in self._rows:
+            self._files += [row.encode(), f"[\n{row},\n {row}]".encode(), f"{row}\n{row}\n{row}".encode()]
+        self._kinds = [self._changed] * 3 * bool(rows) + [self._damaged] + [self._repacked] * bool(self._archives)
 
-def _as_file(value: Any, layout: str) -> bytes:
-    text = json.dumps(value)
-    if layout == "lines":
-        return f"{text}\n{text}\n".encode()
-    if layout == "array":
-        return f"[{text}]".encode()
-    return text.encode("utf-16") if layout == "utf-16" else text.encode()
+    def make(self, choices: mutation.Choices) -> bytes:
+        return choices.one_of(self._kinds)(choices)
 
+    def _changed(self, choices: mutation.Choices) -> bytes:
+        text = json.dumps(mutation.mutated(choices, self._rows))
+        layout = choices.one_of(["one", "lines", "array", "utf-16"])
+        if layout == "lines":
+            return f"{text}\n{text}\n".encode()
+        if layout == "array":
+            return f"[{text}]".encode()
+        return text.encode("utf-16") if layout == "utf-16" else text.encode()
 
-_PIECES = st.one_of(
-    st.sampled_from(
-        [b"{", b"}", b"[", b"]", b'"', b"\\", b",", b":", b"\0", b"\n", b"\xff", b"null", b"NaN", b"-1", b"1e999"]
-        + [b"\xef\xbb\xbf", b"\\ud800", b"\\u0000", b"[" * 3000, b'{"a":' * 3000, b"9" * 5000, b"\xff\xfe", b"../"]
-    ),
-    st.binary(max_size=4),
-)
+    def _damaged(self, choices: mutation.Choices) -> bytes:
+        return damaged(choices, choices.one_of(self._files))
 
-
-def _damaged(files: list[bytes]) -> st.SearchStrategy[bytes]:
-    @st.composite
-    def damaged(draw: st.DrawFn) -> bytes:
-        data = files[draw(st.integers(0, len(files) - 1))]
-        for _ in range(draw(st.integers(1, 4))):
-            start = draw(st.integers(0, len(data)))
-            stop = min(len(data), start + draw(st.sampled_from([0, 0, 1, 1, 4, 40, 400])))
-            piece = data[start:stop] * 2 if draw(st.booleans()) else draw(_PIECES)
-            data = data[:start] + piece + data[stop:]
-        return data[: draw(st.integers(0, len(data)))] if draw(st.integers(0, 3)) == 0 else data
-
-    return damaged()
-
-
-def _repacked(archives: list[bytes]) -> st.SearchStrategy[bytes]:
-    """An archive with damaged members, or with another name for one: what a checksum does not find."""
-    contents = []
-    for data in archives:
-        with zipfile.ZipFile(io.BytesIO(data)) as zipped, suppress(NotImplementedError):
-            contents.append([(member.filename, zipped.read(member)) for member in zipped.infolist()])
-
-    @st.composite
-    def repacked(draw: st.DrawFn) -> bytes:
-        members = list(contents[draw(st.integers(0, len(contents) - 1))])
-        for _ in range(draw(st.integers(1, 2))):
-            place = draw(st.integers(0, len(members) - 1))
+    def _repacked(self, choices: mutation.Choices) -> bytes:
+        """An archive with damaged members, or with another name for one: what a checksum does not find."""
+        members = list(choices.one_of(self._archives))
+        for _ in range(choices.number(1, 2)):
+            place = choices.number(0, len(members) - 1)
             name, data = members[place]
-            if draw(st.integers(0, 5)) == 0:
-                members[place] = (draw(st.sampled_from(["../x", "samples/", "obs.npy", "header.json", "a"])), data)
+            if choices.number(0, 5) == 0:
+                members[place] = (choices.one_of(["../x", "samples/", "obs.npy", "header.json", "a"]), data)
             else:
                 # The first bytes of a member say what it is.
-                head = data[: draw(st.sampled_from([128, 200, len(data)]))]
-                members[place] = (name, draw(_damaged([head])) + data[len(head) :])
+                head = data[: choices.one_of([128, 200, len(data)])]
+                members[place] = (name, damaged(choices, head) + data[len(head) :])
         file = io.BytesIO()
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped, warnings.catch_warnings(action="ignore"):
             for name, data in members:
-                with suppress(UserWarning):
-                    zipped.writestr(name, data)
+                zipped.writestr(name, data)
         return file.getvalue()
 
-    return repacked()
+
+def _members(archive: bytes) -> list[tuple[str, bytes]]:
+    found = []
+    with zipfile.ZipFile(io.BytesIO(archive)) as zipped:
+        for member in zipped.infolist():
+            with suppress(NotImplementedError):  # compressed with zstd
+                found.append((member.filename, zipped.read(member)))
+    return found or [("header.json", b"{}")]
+
+
+_PIECES = [
+    *(b"{", b"}", b"[", b"]", b'"', b"\\", b",", b":", b"\0", b"\n", b"\xff", b"null", b"NaN", b"-1", b"1e999", b"../"),
+    *(b"\xef\xbb\xbf", b"\\ud800", b"\\u0000", b"[" * 3000, b'{"a":' * 3000, b"9" * 5000, b"\xff\xfe"),
+]
+
+
+def damaged(choices: mutation.Choices, data: bytes) -> bytes:
+    """The bytes with up to four places replaced, doubled or taken out, and every fourth time cut off."""
+    for _ in range(choices.number(1, 4)):
+        start = choices.number(0, len(data))
+        stop = min(len(data), start + choices.one_of([0, 0, 1, 1, 4, 40, 400]))
+        kind = choices.number(0, 3)
+        piece = data[start:stop] * 2 if kind == 0 else choices.some_bytes() if kind == 1 else choices.one_of(_PIECES)
+        data = data[:start] + piece + data[stop:]
+    return data[: choices.number(0, len(data))] if choices.number(0, 3) == 0 else data
 
 
 def fuzz(name: str, examples: int, folder: Path, realdata: Path | None) -> dict[str, Any]:
@@ -279,18 +275,27 @@ def fuzz(name: str, examples: int, folder: Path, realdata: Path | None) -> dict[
             signal.setitimer(signal.ITIMER_PROF, 0)
         figures["slowest_s"] = max(figures["slowest_s"], round(time.process_time() - started, 3))
 
+    made = Inputs(name, folder, realdata)
+    by_hypothesis = examples // 5
+
+    @st.composite
+    def inputs(draw: st.DrawFn) -> Input:
+        return Input(made.make(mutation.Choices(draw)))
+
     @settings(
-        max_examples=examples,
+        max_examples=by_hypothesis,
         deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(given_input=inputs(name, folder, realdata))
+    @given(given_input=inputs())
     def all_(given_input: Input) -> None:
         one(given_input.data)
 
     all_()
+    for number in range(examples - by_hypothesis):
+        one(made.make(mutation.Dice(f"{name} {number}")))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     return {**figures, "peak_mib": peak, "failures": failures}
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,36 +24,100 @@ from trajlake.ingest.episode import EpisodeFields
 from trajlake.ingest.segment import Event, encode_batch
 from trajlake.read.trajectory import Trajectory
 
-_LEAVES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=4),
-    st.sampled_from(
-        [10**400, -(2**63), 2**63, 1e308, "\ud800", "\0", "NaN", "{}", "[]", "1999-01-01", "0001-01-01", -1e10]
+T = TypeVar("T")
+_NASTY = [
+    *(
+        10**400,
+        -(2**63),
+        2**63,
+        1e308,
+        "\ud800",
+        "\0",
+        "NaN",
+        "{}",
+        "[]",
+        "1999-01-01",
+        "0001-01-01",
+        -1e10,
+        None,
+        True,
     ),
-    st.sampled_from(["[]", "{}", "[[]]", "[{}]", '{"0": 0}', '{"0": {}}', '["x"]', '{"text": "x"}']).map(json.loads),
-)
+    *map(json.loads, ["[]", "{}", "[[]]", "[{}]", '{"0": 0}', '{"0": {}}', '["x"]', '{"text": "x"}']),
+]
+_LEAVES = st.one_of(st.integers(), st.floats(), st.text(max_size=4), st.sampled_from(_NASTY))
+_NAMES = ["extra", "role", "message", "tool_calls", "tool_results", "content_kind", "step", "built"]
+_CHANGES = ["replace", "replace", "remove", "wrap", "text", "double", "rename"]
+
+
+class Choices:
+    """What a mutation has to decide, decided by Hypothesis."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self._draw = draw
+
+    def number(self, low: int, high: int) -> int:
+        return self._draw(st.integers(low, high))
+
+    def one_of(self, values: Sequence[T]) -> T:
+        return self._draw(st.sampled_from(values))
+
+    def leaf(self) -> Any:
+        return copy.deepcopy(self._draw(_LEAVES))
+
+    def some_bytes(self) -> bytes:
+        return self._draw(st.binary(max_size=4))
+
+
+class Dice(Choices):
+    """The same by chance, in a hundredth of the time."""
+
+    def __init__(self, seed: str) -> None:
+        self._random = Random(seed)
+
+    def number(self, low: int, high: int) -> int:
+        return self._random.randint(low, high)
+
+    def one_of(self, values: Sequence[T]) -> T:
+        return self._random.choice(values)
+
+    def leaf(self) -> Any:
+        random = self._random
+        made = [
+            random.randint(-9, 99),
+            random.getrandbits(70),
+            random.gauss(0, 1e6),
+            math.nan,
+            chr(random.randint(0, 999)),
+        ]
+        return copy.deepcopy(random.choice([*made, *_NASTY]))
+
+    def some_bytes(self) -> bytes:
+        return self._random.randbytes(self._random.randint(0, 4))
 
 
 def mutations(rows: Sequence[Any]) -> st.SearchStrategy[Any]:
-    """One of the rows with up to four things changed, taken away, wrapped, doubled, renamed or written as text."""
+    """`mutated`, by Hypothesis."""
     texts = [json.dumps(row) for row in rows]  # Hypothesis would print arguments, and these may be large
 
     @st.composite
     def mutation(draw: st.DrawFn) -> Any:
-        value = [json.loads(texts[draw(st.integers(0, len(texts) - 1))])]
-        for _ in range(draw(st.integers(1, 4))):
-            _mutate(draw, value)
-        return value[0] if value else None
+        return mutated(Choices(draw), texts)
 
     return mutation()
 
 
-def _mutate(draw: st.DrawFn, target: Any) -> None:
+def mutated(choices: Choices, texts: Sequence[str]) -> Any:
+    """The value of one of the texts with up to four things changed, taken away, wrapped, doubled, renamed or written
+    as text."""
+    value = [json.loads(choices.one_of(texts))]
+    for _ in range(choices.number(1, 4)):
+        _mutate(choices, value)
+    return value[0] if value else None
+
+
+def _mutate(choices: Choices, target: Any) -> None:
     place: Any = None
-    for _ in range(draw(st.integers(1, 9))):
+    for _ in range(choices.number(1, 9)):
         if place is not None:
             if not isinstance(target[place], (dict, list)) or not target[place]:
                 break
@@ -58,10 +125,10 @@ def _mutate(draw: st.DrawFn, target: Any) -> None:
         places = list(target) if isinstance(target, dict) else range(len(target))
         if not places:
             return
-        place = places[draw(st.integers(0, len(places) - 1))]
-    change = draw(st.sampled_from(["replace", "replace", "remove", "wrap", "text", "double", "rename"]))
+        place = places[choices.number(0, len(places) - 1)]
+    change = choices.one_of(_CHANGES)
     if change == "replace":
-        target[place] = draw(_LEAVES)
+        target[place] = choices.leaf()
     elif change == "remove":
         del target[place]
     elif change == "wrap":
@@ -71,10 +138,7 @@ def _mutate(draw: st.DrawFn, target: Any) -> None:
     elif isinstance(target, list):
         target.insert(place, json.loads(json.dumps(target[place])))
     elif change == "rename":
-        names = st.sampled_from(
-            ["extra", "role", "message", "tool_calls", "tool_results", "content_kind", "step", "built"]
-        )
-        target[draw(names)] = target.pop(place)
+        target[choices.one_of(_NAMES)] = target.pop(place)
 
 
 @dataclass(frozen=True)
@@ -114,12 +178,13 @@ def check_items(format: Format, path: Path) -> Items:
     except FormatError as error:
         refused.append(error)
     assert len({record.key for record in records}) == len(records)
-    # In the writer's thread an error would be too late.
-    encode_batch([_event(trajectory.steps, index) for index, trajectory in enumerate(trajectories)])
-    if format.write is not None:
+    if trajectories:
+        # In the writer's thread an error would be too late.
+        encode_batch([_event(trajectory.steps, index) for index, trajectory in enumerate(trajectories)])
+    if trajectories and format.write is not None:
         written = path.with_name("written")
         written.write_bytes(b"".join(format.write(iter(trajectories))))
-        if records and not refused:
+        if not refused:
             values = source.rows if format.values is None else partial(format.values, source)
             rows = [row.value for row in values() if not isinstance(row, Refused)]
             again = [row.value for row in open_source(written).rows() if not isinstance(row, Refused)]

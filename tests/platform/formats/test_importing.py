@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,14 @@ def test_every_format_is_found_under_its_own_name() -> None:
         format_named("tau")
 
 
+def zipped(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
 @pytest.mark.unit
 @pytest.mark.parametrize(
     ("content", "words"),
@@ -36,8 +46,9 @@ def test_every_format_is_found_under_its_own_name() -> None:
         ("[1, 2]", "its rows are not JSON objects"),
         ("[]", "it holds no rows"),
         ("r l t\n1 2 3\n", "its line 1: not JSON"),
-        (b"PK\x03\x04" + bytes(50), "it is a ZIP archive"),
-        (b"\x93NUMPY" + bytes(50), "it is a NumPy array"),
+        (json.dumps('[{"messages": []}]'), "text that holds JSON, which was encoded twice"),
+        (json.dumps(['{"messages": []}']), "text that holds JSON, which was encoded twice"),
+        (f"{json.dumps('{}')}\n{json.dumps('{}')}\n", "text that holds JSON, which was encoded twice"),
     ],
 )
 def test_a_file_of_no_known_format_says_what_it_is_and_what_to_do(put: Any, content: Any, words: str) -> None:
@@ -45,6 +56,27 @@ def test_a_file_of_no_known_format_says_what_it_is_and_what_to_do(put: Any, cont
         detect(put(content))
     for expected in (words, "tau-bench, ", "openai-chat", "JSON Lines of"):
         assert expected in str(caught.value)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"PK\x03\x04" + bytes(50), "a damaged ZIP archive: "),
+        (zipped({"notes.txt": b"x"}), "not a format that is known: it is a ZIP archive. Known are tau-bench, "),
+        (zipped({"header.json": b"{}", "../x": b""}), "the archive's member '../x' leads out of its folder"),
+        (zipped({"header.json": b"{}", "samples/a.json": bytes(100 << 20)}), "more than 200 times its size"),
+        (b"\x93NUMPY" + bytes(50), "not a format that is known: it is a NumPy array. Known are tau-bench, "),
+        (b"\x1f\x8b" + bytes(50), "it is compressed with gzip: unpack it first"),
+        ("<!DOCTYPE html>\n<html>", "not imported: a web page (HTML), as a download that failed leaves"),
+        ("<HTML lang=en>", "not imported: a web page (HTML)"),
+    ],
+)
+def test_what_cannot_be_a_format_says_so_first(put: Any, content: Any, words: str) -> None:
+    path = put(content)
+    with pytest.raises(FormatError) as caught:
+        detect(path)
+    assert words in str(caught.value).removeprefix(f"{path}: ")
 
 
 @pytest.mark.unit
