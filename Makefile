@@ -6,9 +6,10 @@ STAMP  := $(VENV)/.ready
 RUN    := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
+TORCH  := .venv-torch
 PRISM  := github.com/apache/beam/sdks/v2/go/cmd/prism@v2.77.0
 
-.PHONY: help setup demo test test-unit check format docs bench soak prism clean
+.PHONY: help setup demo test test-unit test-torch check format docs bench soak prism clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +30,13 @@ test: $(STAMP)  ## All tests, against the local store and a real S3 server
 
 test-unit: $(STAMP)  ## The tests that take seconds
 	$(RUN) pytest -m unit -n 2
+
+test-torch: $(TORCH)/.ready  ## The tests that need PyTorch, in an environment of their own
+	$(TORCH)/bin/python -m pytest -m torch
+
+$(TORCH)/.ready: pyproject.toml
+	@infra/setup.sh "$(TORCH)" "$(PYTHON)" test-torch
+	@touch $@
 
 check: $(STAMP)  ## Lint, types, import direction
 	$(BIN)/ruff format --check .
@@ -56,4 +64,4 @@ prism: $(STAMP)  ## Build Beam's Prism runner beside python (needs Go), for --ru
 	GOBIN="$(abspath $(BIN))" go install $(PRISM)
 
 clean:  ## Remove what the targets made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) $(TORCH) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

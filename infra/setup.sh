@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# Makes the virtual environment at $1 with interpreter $2. Installs what a bare Debian lacks when it may.
+# Makes the virtual environment at $1 with interpreter $2, with the extras $3 (dev). Installs what a bare Debian lacks when it may.
 set -euo pipefail
 venv=$1
 python=$2
+extras=${3:-dev}
+size="850 MB"
+[[ $extras = *torch* ]] && size="7 GB with what PyTorch brings for CUDA, less on macOS"
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
@@ -30,9 +33,9 @@ in_one_line() {
 }
 
 if command -v uv >/dev/null; then
-    echo "installing packages into $venv (about 850 MB; half a minute the first time)"
+    echo "installing packages into $venv (about $size; half a minute the first time)"
     uv venv --quiet --allow-existing --python '>=3.11' "$venv"
-    VIRTUAL_ENV="$venv" uv pip install --quiet -e '.[dev]'
+    VIRTUAL_ENV="$venv" uv pip install --quiet -e ".[$extras]"
     exit 0
 fi
 if ! usable; then
@@ -43,6 +46,6 @@ if ! usable; then
     usable || { echo "this system's python3 is older than 3.11: call make PYTHON=/path/to/a/newer/python3" >&2; exit 1; }
 fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-echo "installing packages into $venv (about 850 MB; a minute or two the first time)"
-"$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off -e '.[dev]' | in_one_line
+echo "installing packages into $venv (about $size; a minute or two the first time)"
+"$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off -e ".[$extras]" | in_one_line
 echo "ready after $SECONDS s: . $venv/bin/activate, or call $venv/bin/trajlake"

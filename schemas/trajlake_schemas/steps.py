@@ -34,7 +34,9 @@ CONTENT_PART = (
 )
 TENSOR = (
     Column("name", pa.string(), "`observation`, `action`, `final_observation`, or the user's own name."),
-    Column("dtype", pa.string(), "numpy's name of the element type: `float32`, `uint8`, `bool`, …"),
+    Column(
+        "dtype", pa.string(), "numpy's name of the element type (`float32`, `bool`, …), or ml_dtypes' (`bfloat16`, …)."
+    ),
     Column("shape", pa.list_(pa.int64()), "The lengths of the axes; empty for a scalar."),
     Column("data", pa.binary(), "The elements in C order, little-endian."),
 )

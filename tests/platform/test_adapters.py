@@ -197,38 +197,82 @@ def test_processes_get_disjoint_parts_of_one_sequence(lake):
         Opening.of(lake.sampler("fifo", live=True))
 
 
-def test_huggingface_datasets_give_the_same_episodes(lake):
-    pytest.importorskip("datasets", reason="Hugging Face datasets is not installed: pip install 'trajlake[datasets]'")
+@pytest.fixture
+def huggingface(tmp_path, monkeypatch):
+    """`datasets` that keeps its files to this test, and asks no server."""
+    module = pytest.importorskip("datasets", reason="Hugging Face datasets is not installed")
+    monkeypatch.setattr(module.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    module.disable_progress_bars()
+    return module
+
+
+def test_a_stream_of_huggingface_datasets_gives_the_same_episodes(lake, huggingface):
     from trajlake.adapters.datasets import to_iterable
 
     dataset = to_iterable(lake.snapshot().sampler("epochs", epochs=1, seed=5), shards=3)
     assert dataset.n_shards == 3
     rows = list(dataset)
-    assert sorted(row["episode_id"] for row in rows) == sorted(part(Opening.of(
-        lake.snapshot().sampler("epochs", epochs=1, seed=5)), 0, 1))  # fmt: skip
-    assert {json.loads(row["messages"])[0]["role"] for row in rows} <= {"user", "assistant"}
+    whole = part(Opening.of(lake.snapshot().sampler("epochs", epochs=1, seed=5)), 0, 1)
+    assert [row["episode_id"] for row in rows] == whole[0::3] + whole[1::3] + whole[2::3]
+    assert rows[0].keys() == dataset.features.keys()
     assert [row["episode_id"] for row in dataset.take(2)] == [row["episode_id"] for row in rows[:2]]
+    counted = dataset.map(lambda row: {"n": len(row["messages"])})
+    assert {row["episode_id"]: row["n"] for row in counted}["e3"] == 4
 
 
-def test_a_pytorch_loader_gives_tensors_from_disjoint_workers(lake):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'trajlake[torch]'")
-    from trajlake.adapters.torch import TrajectoryDataset, pack, pad
+def test_a_table_of_huggingface_datasets_has_chat_messages_as_structs(tmp_path, huggingface):
+    from trajlake.adapters.datasets import to_dataset
 
-    sampler = lake.snapshot().sampler("epochs", epochs=1, where="group_id IS NOT NULL", seed=5)
-    for workers in (0, 2):
-        dataset = TrajectoryDataset(sampler, batch_size=4, collate=pad(max_tokens=16))
-        batches = list(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers))
-        assert sum(len(batch["input_ids"]) for batch in batches) == 10
-        assert all(batch["advantages"].dtype == torch.float32 for batch in batches)
-    ids = TrajectoryDataset(sampler, batch_size=3, collate=lambda batch: [each.episode_id for each in batch.samples])
-    first = iter(ids)
-    seen = next(first)
-    state = ids.state_dict()
-    again = TrajectoryDataset(sampler, batch_size=3, collate=lambda batch: [each.episode_id for each in batch.samples])
-    again.load_state_dict(state)
-    assert sorted(seen + [name for names in again for name in names]) == [f"e{number}" for number in range(10)]
-    rows = next(iter(TrajectoryDataset(sampler, batch_size=10, collate=pack(token_budget=32))))
-    assert all(row["input_ids"].shape == (32,) for row in rows)
+    lake = trajlake.create(tmp_path / "lake")
+    with lake.writer(run="run", worker="w") as writer, writer.episode(episode_id="e", task_id=7) as episode:
+        episode.step(source="user", content_parts=[{"type": "text", "text": "look"}, {"type": "image_url"}])
+        calls = [{"id": "c", "name": "look", "arguments": {"x": 1}}, {"id": "d", "name": "go", "arguments": "{}"}]
+        episode.step(source="agent", message="\ud800!", reasoning="why", tool_calls=calls)
+        episode.step(source="tool", tool_results=[{"call_id": "c", "content": "seen"}])
+        episode.step(source="agent", message="done")
+        episode.end(reward=1.0, success=True)
+    compact(lake)
+    dataset = to_dataset(lake.snapshot().sampler("epochs", epochs=1))
+    (row,) = dataset
+    assert {name: row[name] for name in ("episode_id", "task_id", "reward", "success", "weight")} == {
+        "episode_id": "e", "task_id": "7", "reward": 1.0, "success": True, "weight": 1.0,
+    }  # fmt: skip
+    nothing = dict.fromkeys(("role", "content", "reasoning_content", "tool_call_id", "tool_calls"))
+    assert row["messages"] == [
+        {**nothing, "role": "user", "content": "look"},
+        {
+            **nothing,
+            "role": "assistant",
+            "content": "\ufffd!",
+            "reasoning_content": "why",
+            "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"x":1}'}},
+                {"id": "d", "type": "function", "function": {"name": "go", "arguments": "{}"}},
+            ],
+        },
+        {**nothing, "role": "tool", "content": "seen", "tool_call_id": "c"},
+        {**nothing, "role": "assistant", "content": "done"},
+    ]
+    assert dataset.filter(lambda row: row["messages"][-1]["content"] == "done").num_rows == 1
+    assert to_dataset(lake.snapshot().sampler("epochs", epochs=1)).cache_files == dataset.cache_files
+
+
+def test_a_batch_that_was_pickled_needs_its_snapshot_no_more(lake):
+    batch = lake.snapshot().sampler("fifo", window=Window(3, 2, False, True), where="env_name = 'toy'").batch(5)
+    again = pickle.loads(pickle.dumps(batch))
+    assert again.samples == batch.samples
+    assert again.steps.equals(batch.steps)
+    assert list(again) == list(batch)
+    assert again[1:3] == batch[1:3]
+    assert (again.array("observation") == batch.array("observation")).all()
+    assert again.is_last.tolist() == batch.is_last.tolist()
+    assert len(pickle.dumps(batch)) < 30_000  # and not all that was decoded beside it
+
+
+def test_a_forked_process_is_told_that_it_cannot_read(lake):
+    opening = Opening.of(lake.snapshot().sampler("epochs", epochs=1))
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool, pytest.raises(UsageError, match="forkserver"):
+        pool.submit(part, opening, 0, 1).result(timeout=100)
 
 
 def test_the_readers_of_all_ranks_and_workers_share_one_sequence(monkeypatch, lake):
@@ -255,7 +299,7 @@ def test_the_readers_of_all_ranks_and_workers_share_one_sequence(monkeypatch, la
     worker.id, worker.num_workers = 0, 1
     rows = list(TrajectoryDataset(sampler, batch_size=4, collate=pad(max_tokens=8)))
     assert [row["input_ids"].shape for row in rows] == [(4, 8), (4, 8), (2, 8)]
-    assert rows[0]["weights"].tolist() == [1.0] * 4
+    assert (rows[0]["weights"] == rows[0]["loss_mask"]).all()
     (packs,) = TrajectoryDataset(sampler, batch_size=10, collate=pack(token_budget=32))
     assert all(row["input_ids"].shape == (32,) for row in packs)
     whole = list(TrajectoryDataset(sampler, batch_size=3))

@@ -1,9 +1,11 @@
-"""Hugging Face `datasets`: a sampler as an IterableDataset of plain records, one an episode.
+"""Hugging Face `datasets`: a sampler as plain records, one an episode, streamed or in a table.
 
-    dataset = to_iterable(snapshot.sampler("epochs", seed=7, epochs=1))
+    dataset = to_iterable(snapshot.sampler("epochs", seed=7, epochs=1))   # datasets.IterableDataset
+    dataset = to_dataset(snapshot.sampler("epochs", seed=7, epochs=1))    # datasets.Dataset, kept in its cache folder
     dataset.map(tokenize).shuffle(…)
 
-Needs datasets (`pip install 'trajlake[datasets]'`).
+`messages` are chat messages as chat templates take them; what only other columns hold (token ids, rewards of steps,
+parts that are not text) is left out: `trajlake export` has it all. Needs datasets (`pip install 'trajlake[datasets]'`).
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ if TYPE_CHECKING:
     import datasets
 
 COLUMNS = ("episode_id", "task_id", "group_id", "policy_version", "reward", "success", "probability", "weight")
+_TEXTS = ("role", "content", "reasoning_content", "tool_call_id")
 
 
 def records(opening: Opening, shards: list[tuple[int, int]], batch_size: int) -> Iterator[dict[str, Any]]:
-    """One record a sample: COLUMNS, and `messages` as JSON text (chat messages have no fixed columns)."""
+    """One record a sample: COLUMNS and `messages`."""
     for rank, world_size in shards:
         with opening.open(rank, world_size).batches(batch_size) as batches:
             for batch in batches:
@@ -32,7 +35,32 @@ def records(opening: Opening, shards: list[tuple[int, int]], batch_size: int) ->
                     record = {name: known[name] for name in COLUMNS}
                     # An id that was an integer in the source is one again; a column has one type.
                     record |= {name: None if known[name] is None else str(known[name]) for name in COLUMNS[:4]}
-                    yield {**record, "messages": json_line(messages(trajectory))}
+                    yield {**record, "messages": [_message(message) for message in messages(trajectory)]}
+
+
+def _message(given: dict[str, Any]) -> dict[str, Any]:
+    """A message with the same keys as any other: a column of structs has no more."""
+    message: dict[str, Any] = {name: given.get(name) for name in _TEXTS}
+    if isinstance(message["content"], list):
+        texts = [part["text"] for part in message["content"] if isinstance(part.get("text"), str)]
+        message["content"] = "\n".join(texts) if texts else None
+    message = {name: None if text is None else _text(text) for name, text in message.items()}
+    calls = given.get("tool_calls")
+    return {**message, "tool_calls": None if calls is None else [_call(call) for call in calls]}
+
+
+def _call(given: dict[str, Any]) -> dict[str, Any]:
+    arguments = given["function"]["arguments"]
+    if arguments is not None and not isinstance(arguments, str):
+        arguments = json_line(arguments)
+    values = {"id": given["id"], "name": given["function"]["name"], "arguments": arguments}
+    values = {name: None if text is None else _text(text) for name, text in values.items()}
+    return {"id": values.pop("id"), "type": "function", "function": values}
+
+
+def _text(text: str) -> str:
+    """Without lone surrogates, which no column of text holds."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def to_iterable(sampler: Sampler, *, shards: int = 1, batch_size: int = 64) -> datasets.IterableDataset:
@@ -40,18 +68,35 @@ def to_iterable(sampler: Sampler, *, shards: int = 1, batch_size: int = 64) -> d
 
     Only for strategies that end, or with `.take(n)`. Raises UsageError where datasets is not installed.
     """
+    return _datasets().IterableDataset.from_generator(records, **_arguments(sampler, shards, batch_size))
+
+
+def to_dataset(sampler: Sampler, *, batch_size: int = 64) -> datasets.Dataset:
+    """All that the sampler draws as a `datasets.Dataset`; the same draws of the same snapshot are read once and then
+    taken from its cache folder. Only for strategies that end. Raises UsageError where datasets is not installed."""
+    return _datasets().Dataset.from_generator(records, **_arguments(sampler, 1, batch_size))
+
+
+def _datasets() -> Any:
     try:
         import datasets
     except ImportError as error:
         raise UsageError("this needs Hugging Face datasets: pip install 'trajlake[datasets]'") from error
-    features = datasets.Features(
-        {name: datasets.Value("string") for name in (*COLUMNS[:4], "messages")}
-        | {name: datasets.Value("float64") for name in ("reward", "probability", "weight")}
-        | {"success": datasets.Value("bool")}
+    return datasets
+
+
+def _arguments(sampler: Sampler, shards: int, batch_size: int) -> dict[str, Any]:
+    value = _datasets().Value
+    text = value("string")
+    call = {"id": text, "type": text, "function": {"name": text, "arguments": text}}
+    features = _datasets().Features(
+        dict.fromkeys(COLUMNS[:4], text)
+        | dict.fromkeys(("reward", "probability", "weight"), value("float64"))
+        | {"success": value("bool"), "messages": [{**dict.fromkeys(_TEXTS, text), "tool_calls": [call]}]}
     )
     arguments = {
         "opening": Opening.of(sampler),
         "shards": [(rank, shards) for rank in range(shards)],
         "batch_size": batch_size,
     }
-    return datasets.IterableDataset.from_generator(records, features=features, gen_kwargs=arguments)
+    return {"features": features, "gen_kwargs": arguments}

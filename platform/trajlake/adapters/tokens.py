@@ -7,6 +7,7 @@ produced the step; never where `is_copied_context` is set.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,25 +31,27 @@ class Tokens:
     loss_mask: Array  # int8
     logprobs: Array  # float32, nats
     advantage: float
+    weight: float = 1.0  # the importance weight of the draw
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
 
 def tokens_of(batch: Batch) -> list[Tokens]:
-    """The tokens of each sample. The advantage is the sample's normalised reward, else its reward, else 0.
+    """The tokens of each sample. The advantage is the sample's normalised reward, else its reward; 0 where that is null
+    or NaN.
 
     Raises UsageError for an episode whose ids, mask and logprobs differ in length: filter by `token_audit IS NULL`.
     """
     found = []
     for sample, table in zip(batch.samples, batch.tables, strict=True):
         reward = sample.reward if sample.normalized_reward is None else sample.normalized_reward
-        advantage = 0.0 if reward is None else float(reward)
-        found.append(_tokens(sample.episode_id, table, advantage))
+        advantage = 0.0 if reward is None or math.isnan(reward) else float(reward)
+        found.append(_tokens(sample.episode_id, table, advantage, sample.weight))
     return found
 
 
-def _tokens(episode_id: str, table: pa.Table, advantage: float) -> Tokens:
+def _tokens(episode_id: str, table: pa.Table, advantage: float, weight: float) -> Tokens:
     said = table.filter(pc.is_valid(table["token_ids"]))
     counts = np.array(pc.list_value_length(said["token_ids"]).to_pylist(), np.int64)
     by_agent = _flags(pc.equal(said["source"], "agent"))
@@ -58,7 +61,7 @@ def _tokens(episode_id: str, table: pa.Table, advantage: float) -> Tokens:
     unknown = np.full(int(counts.sum()), np.nan, np.float32)
     logprobs = _beside(episode_id, said, "logprobs", counts, unknown)
     ids = _flat(said["token_ids"], np.int64)
-    return Tokens(episode_id, ids, mask, logprobs, advantage)
+    return Tokens(episode_id, ids, mask, logprobs, advantage, weight)
 
 
 def _flags(column: pa.ChunkedArray) -> Array:
@@ -91,10 +94,14 @@ def padded(
 ) -> dict[str, Array]:
     """One row an episode, cut after `max_tokens` and padded to the longest (rounded up to `multiple_of`).
 
-    Arrays of shape (episodes, length): `input_ids` (int64), `attention_mask`, `loss_mask` (int8), `logprobs`,
-    `advantages` (float32, 0 outside the loss mask; unknown logprobs are NaN inside it).
+    Arrays of shape (episodes, length): `input_ids`, `attention_mask`, `loss_mask` (int64), `logprobs`, `advantages` and
+    `weights` (float32, 0 outside the loss mask; unknown logprobs are NaN inside it). All that stands at a place is of
+    the token there: `logprobs[:, 1:]` goes with a model's `logits[:, :-1]`. Raises UsageError where an episode has no
+    token.
     """
     _check(sequences)
+    if (max_tokens is not None and max_tokens < 1) or multiple_of < 1:
+        raise UsageError(f"max_tokens and multiple_of must be at least 1, not {max_tokens} and {multiple_of}")
     sizes = [len(each) if max_tokens is None else min(len(each), max_tokens) for each in sequences]
     length = -(-max(sizes) // multiple_of) * multiple_of
     batch = _empty((len(sequences), length), pad_id)
@@ -110,25 +117,27 @@ def packed(
     needs; each row is a batch. An episode longer than the budget is cut to it.
 
     Arrays of shape (token_budget,), or shorter where not `pad`: those of `padded`, and `position_ids` (from 0 in each
-    episode), `sequence_ids` (0, 1, … and -1 in the padding); and `cu_seqlens` (int32), where episodes begin and end,
-    as attention over variable lengths takes it.
+    episode), `sequence_ids` (0, 1, … and -1 in the padding). Of the row's episodes: `cu_seqlens` (int32), where they
+    begin and end, as attention over variable lengths takes it (which reads no padding: give it rows without), and
+    `samples` (int64), their numbers in `sequences`.
     """
     _check(sequences)
     if token_budget < 1:
         raise UsageError(f"token_budget must be at least 1, not {token_budget}")
-    rows: list[list[Tokens]] = []
+    rows: list[list[int]] = []
     room: list[int] = []
-    for each in sequences:
+    for number, each in enumerate(sequences):
         size = min(len(each), token_budget)
         fitting = next((index for index, left in enumerate(room) if left >= size), None)
         if fitting is None:
             rows.append([])
             room.append(token_budget)
             fitting = len(rows) - 1
-        rows[fitting].append(each)
+        rows[fitting].append(number)
         room[fitting] -= size
-    for row in rows:
-        yield _packed_row(row, token_budget, pad_id, pad)
+    for numbers in rows:
+        row = _packed_row([sequences[number] for number in numbers], token_budget, pad_id, pad)
+        yield {**row, "samples": np.array(numbers, np.int64)}
 
 
 def _packed_row(row: list[Tokens], token_budget: int, pad_id: int, pad: bool) -> dict[str, Array]:
@@ -154,10 +163,11 @@ def _check(sequences: Sequence[Tokens]) -> None:
 def _empty(shape: tuple[int, ...], pad_id: int) -> dict[str, Array]:
     return {
         "input_ids": np.full(shape, pad_id, np.int64),
-        "attention_mask": np.zeros(shape, np.int8),
-        "loss_mask": np.zeros(shape, np.int8),
+        "attention_mask": np.zeros(shape, np.int64),
+        "loss_mask": np.zeros(shape, np.int64),
         "logprobs": np.zeros(shape, np.float32),
         "advantages": np.zeros(shape, np.float32),
+        "weights": np.zeros(shape, np.float32),
     }
 
 
@@ -169,3 +179,4 @@ def _fill(batch: dict[str, Array], tokens: Tokens, where: slice) -> None:
     batch["loss_mask"][where] = tokens.loss_mask[:size]
     batch["logprobs"][where] = np.where(trained, tokens.logprobs[:size], 0.0)
     batch["advantages"][where] = np.where(trained, tokens.advantage, 0.0)
+    batch["weights"][where] = np.where(trained, tokens.weight, 0.0)

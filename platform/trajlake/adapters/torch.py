@@ -2,7 +2,7 @@
 
     sampler = snapshot.sampler("epochs", seed=7, normalize_reward="group_id")
     dataset = TrajectoryDataset(sampler, batch_size=64, rank=rank, world_size=world_size, collate=pad(max_tokens=4096))
-    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=4)
+    loader = DataLoader(dataset, batch_size=None, num_workers=4, multiprocessing_context="forkserver")
 
 An iteration begins at the beginning: one over `epochs` is endless and shuffles each epoch anew.
 
@@ -12,6 +12,7 @@ Needs torch (`pip install 'trajlake[torch]'`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from trajlake.adapters.opening import Opening
 from trajlake.adapters.tokens import packed, padded, tokens_of
 from trajlake.errors import UsageError
+from trajlake.ingest.arrays import NARROW
 from trajlake.read.batch import Batch
 from trajlake.read.sampler import Sampler
 
@@ -38,8 +40,11 @@ class TrajectoryDataset(_Base):
     with its own part; their union is what one reader would draw.
 
     `collate` makes of a Batch what the loader gives (default: the Batch itself, which has Arrow and numpy). Give the
-    loader `batch_size=None`. Errors of a worker reach the loader's caller. `state_dict` and `load_state_dict` are those
-    of torchdata's StatefulDataLoader: one state a worker.
+    loader `batch_size=None`, and where it has workers a `multiprocessing_context` of `forkserver` or `spawn`: a forked
+    worker cannot read and says so. Errors of a worker reach the loader's caller.
+
+    Every iteration reads anew from the snapshot, so priorities are those of the table: to update them, draw in the
+    trainer's own process (`sampler.batches`).
     """
 
     def __init__(
@@ -69,15 +74,18 @@ class TrajectoryDataset(_Base):
         worker = get_worker_info()
         number, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
         rank, readers = self._rank * count + number, self._world_size * count
-        resumed, self._resume = self._resume, None
-        sampler = self._opening.open(rank, readers, resumed)
+        self._state, self._resume = self._resume, None
+        return self._batches(self._opening.open(rank, readers, self._state))
+
+    def _batches(self, sampler: Sampler) -> Iterator[Any]:
         with sampler.batches(self._batch_size, prefetch=self._prefetch, drop_last=self._drop_last) as batches:
             for batch in batches:
                 self._state = batches.state_dict()
                 yield batch if self._collate is None else self._collate(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this process's reader is."""
+        """Where the reader of this process is. Loader workers are processes of their own: torchdata's
+        StatefulDataLoader asks each of them."""
         return {"sampler": self._state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -86,27 +94,36 @@ class TrajectoryDataset(_Base):
 
 
 def pad(*, max_tokens: int | None = None, pad_id: int = 0, multiple_of: int = 1) -> Collate:
-    """Collate to a rectangle: see trajlake.adapters.tokens.padded. Gives tensors, also the importance `weights`."""
-
-    def collate(batch: Batch) -> dict[str, Any]:
-        arrays = padded(tokens_of(batch), max_tokens=max_tokens, pad_id=pad_id, multiple_of=multiple_of)
-        weights = np.array([sample.weight for sample in batch.samples], np.float32)
-        return to_tensors({**arrays, "weights": weights})
-
-    return collate
+    """Collate to a rectangle of tensors: see trajlake.adapters.tokens.padded."""
+    return partial(_padded, max_tokens=max_tokens, pad_id=pad_id, multiple_of=multiple_of)
 
 
-def pack(*, token_budget: int, pad_id: int = 0) -> Collate:
-    """Collate to rows of `token_budget` tokens: see trajlake.adapters.tokens.packed. Gives a list, one dict a row."""
+def _padded(batch: Batch, **choices: Any) -> dict[str, Any]:
+    return to_tensors(padded(tokens_of(batch), **choices))
 
-    def collate(batch: Batch) -> list[dict[str, Any]]:
-        return [to_tensors(row) for row in packed(tokens_of(batch), token_budget=token_budget, pad_id=pad_id)]
 
-    return collate
+def pack(*, token_budget: int, pad_id: int = 0, pad: bool = True) -> Collate:
+    """Collate to rows of `token_budget` tokens, a list with one dict of tensors a row: see
+    trajlake.adapters.tokens.packed."""
+    return partial(_packed, token_budget=token_budget, pad_id=pad_id, pad=pad)
+
+
+def _packed(batch: Batch, **choices: Any) -> list[dict[str, Any]]:
+    return [to_tensors(row) for row in packed(tokens_of(batch), **choices)]
 
 
 def to_tensors(arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """Arrays as tensors over the same memory."""
+    """Arrays as tensors: see `to_tensor`."""
+    return {name: to_tensor(array) for name, array in arrays.items()}
+
+
+def to_tensor(array: np.ndarray[Any, Any]) -> Any:
+    """An array as a tensor of the same dtype, also of `bfloat16` and the like; over the same memory, but for a
+    read-only array (as those of a Trajectory are), which is copied: PyTorch has no read-only tensors."""
     import torch
 
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    array = np.require(array, requirements=["C", "W"])
+    if array.dtype.name not in NARROW:
+        return torch.from_numpy(array)
+    bits = torch.from_numpy(array.view(np.dtype(f"u{array.dtype.itemsize}")))
+    return bits.view(getattr(torch, array.dtype.name))

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from trajlake.errors import UsageError
-from trajlake.ingest.arrays import numbers, tensor, to_numpy
+from trajlake.ingest.arrays import numbers, plain, tensor
 from trajlake_schemas.column import Column
 from trajlake_schemas.episodes import BEGIN, FAILURE_STAGES, OUTCOME, REWARD_KINDS, STATUSES
 from trajlake_schemas.steps import ARGUMENTS_KINDS, SOURCES, STEP_CONTENT
@@ -39,7 +39,7 @@ def json_text(value: Any) -> str:
 def _json_default(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) or hasattr(value, "detach"):
         return value.tolist()
     if isinstance(value, datetime):
         return value.isoformat()
@@ -83,6 +83,7 @@ def _text(value: Any) -> str:
 
 
 def _boolean(value: Any) -> bool:
+    value = plain(value)
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise UsageError(f"must be True or False, not {value!r}")
@@ -94,7 +95,7 @@ def _real(value: Any) -> float:
     if isinstance(value, (bool, str)):
         raise UsageError(f"must be a number, not {value!r}")
     try:
-        return float(to_numpy(value))
+        return float(plain(value))
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"must be one number, not {value!r}") from error
 
@@ -102,6 +103,7 @@ def _real(value: Any) -> float:
 def _integer(value: Any) -> int:
     if type(value) is int and -(2**63) <= value < 2**63:
         return value
+    value = plain(value)
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
         return int(value)
     raise UsageError(f"must be a whole number of 64 bits, not {value!r}")

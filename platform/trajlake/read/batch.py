@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trajlake.errors import UsageError
+from trajlake.ingest.arrays import element_type
 from trajlake.read.items import Pieces
 from trajlake.read.source import Source
 from trajlake.read.trajectory import Trajectory, restored
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-class Batch(Sequence[Trajectory]):
+class Batch:
     """What one call of `Sampler.batch` drew: a sequence of trajectories, in the order of `samples`.
 
     Arrow tables are slices of what was read, and numpy arrays of numbers are views of them: nothing is copied until
-    rows are put side by side. Trajectories are made when they are first asked for.
+    rows are put side by side. Trajectories are made when they are first asked for. Not a `collections.abc.Sequence`,
+    of which PyTorch's loader makes a list. A pickled batch has what was read, and needs its snapshot no more.
     """
 
     def __init__(self, source: Source, samples: list[Sample], rows: pl.DataFrame, pieces: Pieces) -> None:
@@ -127,11 +129,18 @@ class Batch(Sequence[Trajectory]):
     @cached_property
     def trajectories(self) -> list[Trajectory]:
         """The samples as trajectories; a window has the steps of the window."""
-        rows = self._source.rows_of([sample.episode_id for sample in self.samples])
+        rows = self._whole_rows.iter_rows(named=True)
         return [
             Trajectory(restored(row), [restored(step) for step in table.to_pylist()])
-            for row, table in zip(rows.iter_rows(named=True), self.tables, strict=True)
+            for row, table in zip(rows, self.tables, strict=True)
         ]
+
+    @cached_property
+    def _whole_rows(self) -> pl.DataFrame:
+        return self._source.rows_of([sample.episode_id for sample in self.samples])
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        return iter(self.trajectories)
 
     @overload
     def __getitem__(self, index: int) -> Trajectory: ...
@@ -141,6 +150,22 @@ class Batch(Sequence[Trajectory]):
 
     def __getitem__(self, index: int | slice) -> Trajectory | Sequence[Trajectory]:
         return self.trajectories[index]
+
+    # -- in other processes ----------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, STEPS.arrow) as stream:  # a pickled slice would have all that it is a slice of
+            stream.write_table(self.steps.combine_chunks())
+        kept = {name: getattr(self, name) for name in ("samples", "_rows", "_pieces", "_whole_rows")}
+        return {**kept, "steps": sink.getvalue().to_pybytes()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        steps = pa.ipc.open_stream(state.pop("steps")).read_all()
+        self.__dict__.update(state)
+        first = np.cumsum(self.lengths) - self.lengths
+        bounds = zip(first.tolist(), self.lengths.tolist(), strict=True)
+        self.tables = [steps.slice(start, length) for start, length in bounds]
 
 
 def _numbers(table: pa.Table, name: str) -> Array:
@@ -166,7 +191,7 @@ def tensors(table: pa.Table, name: str) -> Array:
     if len(kinds) > 1 or not _all_equal(shapes, shape):
         raise UsageError(f"the tensors {name!r} differ in dtype or shape: read them step by step")
     data = b"".join(pc.struct_field(mine, "data").to_pylist())
-    return np.frombuffer(data, np.dtype(kinds[0].as_py())).reshape(len(table), *shape)
+    return np.frombuffer(data, element_type(kinds[0].as_py())).reshape(len(table), *shape)
 
 
 def _all_equal(shapes: pa.ListArray, shape: list[int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -246,9 +247,26 @@ def _sizes(table: DeltaTable) -> dict[str, int]:
     return dict(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True)) if len(files) else {}
 
 
+_first_reader: int | None = None
+
+
+def _refuse_after_fork() -> None:
+    """The threads of Polars and of delta-rs are not in a forked child: there, the one waits for ever, the other panics.
+    Raises UsageError instead."""
+    global _first_reader
+    if _first_reader is None:
+        _first_reader = os.getpid()
+    elif _first_reader != os.getpid():
+        raise UsageError(
+            "this process was forked from one that had read a lake, and what reads does not survive a fork: start "
+            "workers by spawn or forkserver (of a PyTorch DataLoader: multiprocessing_context='forkserver')"
+        )
+
+
 @contextmanager
 def _reading(token: str) -> Iterator[None]:
     """The errors of a query and of its files, made clear. A file that is gone: the snapshot has expired."""
+    _refuse_after_fork()
     try:
         yield
     except (ObjectMissing, FileNotFoundError) as error:
@@ -286,6 +304,7 @@ def _one_line(error: Exception) -> str:
 
 def open_snapshot(lake: Lake, token: str | None) -> Snapshot:
     """See Lake.snapshot."""
+    _refuse_after_fork()
     if token is None:
         episodes = open_table(lake.store, "episodes")
         pinned = episodes.transaction_version("steps")

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from trajlake.ingest.arrays import element_type
+
 
 @dataclass(frozen=True)
 class Trajectory:
@@ -31,7 +33,7 @@ class Trajectory:
 
 def to_array(row: dict[str, Any]) -> np.ndarray[Any, Any]:
     """A `tensors` entry as a numpy array (a read-only view of its bytes)."""
-    return np.frombuffer(row["data"], dtype=np.dtype(row["dtype"])).reshape(row["shape"])
+    return np.frombuffer(row["data"], element_type(row["dtype"])).reshape(row["shape"])
 
 
 def restored(row: dict[str, Any]) -> dict[str, Any]:
