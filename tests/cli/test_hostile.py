@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +156,23 @@ def _is_usage(command: list[str]) -> bool:
             HOSTILE,
         ]
     )
+
+
+def test_csv_on_a_terminal(lake: trajlake.Lake) -> None:
+    master, slave = pty.openpty()
+    program = "from trajlake_cli.main import main; main()"
+    arguments = ["query", f'SELECT task_id AS "{HOSTILE[:40]}" FROM episodes', "-o", "csv", "--lake", lake.uri]
+    with subprocess.Popen([sys.executable, "-c", program, *arguments], stdin=slave, stdout=slave, stderr=slave) as one:
+        os.close(slave)
+        seen = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while data := os.read(master, 65536):
+                seen += data
+        assert one.wait(60) == 0
+    os.close(master)
+    text = seen.decode().replace("\r\n", "\n")
+    assert "<script>" in text
+    assert not STEERS.search(text)
 
 
 def test_commands_that_are_suggested_are_safe_to_paste(run: Any, lake: trajlake.Lake) -> None:

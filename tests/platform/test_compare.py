@@ -63,6 +63,7 @@ def test_differences_by_task_the_worst_first() -> None:
     assert (found.better, found.worse, found.same) == (1, 1, 1)
     assert (found.episodes_a, found.episodes_b, found.left_out_a, found.left_out_b) == (9, 11, 0, 1)
     assert (found.only_a, found.only_b) == (1, 2)
+    assert (found.pooled_a, found.pooled_b, found.repeats) == (1, 1, 0)
     # Means over tasks, each counting once: (1/2 + 1 + 0) / 3 and (1/2 + 1/4 + 1/2) / 3.
     assert found.mean_a == pytest.approx(0.5)
     assert found.mean_b == pytest.approx(1.25 / 3)
@@ -81,7 +82,9 @@ def test_what_was_not_judged_can_count_as_failed_and_retracted_episodes_never_co
     assert compared(marked).difference == 0.0
     repeated = [*rows, {"policy_name": "new", "run_id": "r", "task_id": "t", "success": False, "duplicate_of": "x"}]
     assert compared(repeated).difference == -0.5
+    assert compared(repeated).repeats == 1
     assert compared(repeated, unique=True).difference == 0.0
+    assert compared([*rows, {**rows[0], "run_id": "another"}]).pooled_a == 2
 
 
 def test_rewards() -> None:

@@ -176,6 +176,14 @@ def _signed(value: float) -> str:
 
 
 def _advise(found: Comparison, shown: int) -> None:
+    for name, side, pooled in (("a", found.a, found.pooled_a), ("b", found.b, found.pooled_b)):
+        if pooled > 1:
+            say(
+                f"note: {name} ({side}) pools {pooled:,} runs or policy versions; "
+                "--run, --where or NAME@VERSION choose one"
+            )
+    if found.repeats:
+        say(f"note: {found.repeats:,} episodes repeat the content of another; --unique leaves them out")
     total = len(found.tasks)
     if not total:
         say("no task was tried by both: a task is named by task_family, env_name and task_id, or by group_id")

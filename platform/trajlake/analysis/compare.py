@@ -29,6 +29,7 @@ Metric = Literal["success", "reward"]
 
 _VERSIONED = "policy_name@policy_version"
 _TRIED = ("policy_name", "policy_version", "run_id", _VERSIONED)
+_POOLED = ("run_id", "policy_name", "policy_version", "duplicate_of")
 _SHOWN = 8
 
 
@@ -39,7 +40,9 @@ class Comparison:
     `tasks` has one row a task that both tried, the worst change first: task_family, env_name, task_id, group (its
     group_id where it has no task_id), trials_a, trials_b, mean_a, mean_b, difference (b - a), low, high, clear.
     `mean_a`, `mean_b`, `difference`, `low`, `high` are means over these tasks (None without tasks; the bounds also with
-    a single one); `p_value` is the sign test's. `left_out_*` are episodes without a judgement or score, or a task."""
+    a single one); `p_value` is the sign test's. `pooled_*` says of how many policies in how many runs (triples of run,
+    name and version) a side is, `repeats` how many episodes of both have the content of another. `left_out_*` are
+    episodes without a judgement or score, or a task; `only_*` tasks that the other side did not try."""
 
     column: str
     a: str
@@ -48,6 +51,9 @@ class Comparison:
     confidence: float
     episodes_a: int
     episodes_b: int
+    pooled_a: int
+    pooled_b: int
+    repeats: int
     left_out_a: int
     left_out_b: int
     only_a: int
@@ -95,7 +101,12 @@ def compare(
     sides = {name: _side(name) for name in ([by] if by else _TRIED)}
     rows = snapshot.collect(
         frame.select(
-            *TASK, "group_id", pl.col("success"), pl.col("reward"), **{f"side {k}": e for k, e in sides.items()}
+            *TASK,
+            *_POOLED,
+            "group_id",
+            pl.col("success"),
+            pl.col("reward"),
+            **{f"side {k}": e for k, e in sides.items()},
         )
     )
     column = _column_with_both(rows, list(sides), a, b)
@@ -119,6 +130,9 @@ def compare(
         confidence=confidence,
         episodes_a=side_a.episodes,
         episodes_b=side_b.episodes,
+        pooled_a=side_a.pooled,
+        pooled_b=side_b.pooled,
+        repeats=rows["duplicate_of"].count(),
         left_out_a=side_a.left_out,
         left_out_b=side_b.left_out,
         only_a=side_a.only,
@@ -139,13 +153,15 @@ def compare(
 @dataclass(frozen=True)
 class _Side:
     episodes: int
+    pooled: int
     left_out: int
     only: int
 
     @classmethod
     def of(cls, rows: pl.DataFrame, counted: pl.DataFrame, side: str, shared: int) -> _Side:
         every, used = (frame.filter(pl.col("side") == side) for frame in (rows, counted))
-        return cls(len(every), len(every) - len(used), used["task"].n_unique() - shared)
+        pooled = every.select("run_id", "policy_name", "policy_version").n_unique()
+        return cls(len(every), pooled, len(every) - len(used), used["task"].n_unique() - shared)
 
 
 _EQUAL = 1e-12  # means of the same values in another order
