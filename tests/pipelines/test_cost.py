@@ -1,12 +1,18 @@
 """A pass costs what is new: what it asks of the store is the same after a long history as after a short one."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import pytest
 from tests.benchmarks.planner import ids_of, make_history
-from tests.pipelines.landed import land
+from tests.pipelines.landed import episode_id, events_of, land, segment_bytes
 from tests.rollouts import assert_sound
+from tests.soak.proxy import fault_proxy
 
 import trajlake
 from trajlake.errors import ObjectMissing
+from trajlake.ingest.segment import SegmentName
+from trajlake.storage import Won
 from trajlake.storage.wrappers import CountingStore
 from trajlake.table.retention import vacuum
 from trajlake_pipelines import lookup
@@ -15,6 +21,12 @@ from trajlake_pipelines.frontier import Frontier, Mark, list_new
 from trajlake_pipelines.plan import job_folder, load_or_make_plan
 
 NEW = 5
+
+
+def put_segment(store, number):
+    """What `land` makes, on any store."""
+    key = SegmentName("run", "w", 0, number).key
+    assert store.put_if_absent(key, segment_bytes(events_of(episode_id(number), first=4 * number))) == Won()
 
 
 class Listed(CountingStore):
@@ -47,6 +59,30 @@ def test_requests_and_bytes_of_a_pass_do_not_grow_with_history(tmp_path):
     assert long.calls["keys listed"] <= 2 * NEW + 20
     for operation, size in short.bytes.items():
         assert long.bytes[operation] <= size * 1.05 + 200  # numbers of more digits
+
+
+@pytest.mark.beam
+@pytest.mark.s3
+def test_nor_does_what_is_asked_of_a_real_server(s3_uri, s3_server, monkeypatch):
+    """All requests, those of the libraries too, and the keys in the answers to listings of landing."""
+    requests, keys, size = {}, {}, {}
+    with fault_proxy(s3_server["AWS_ENDPOINT_URL"]) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        for history in (120, 720):
+            lake = trajlake.create(f"{s3_uri}/{history}")
+            for numbers in (range(history // 2), range(history // 2, history), range(history, history + NEW)):
+                with ThreadPoolExecutor(8) as pool:
+                    list(pool.map(partial(put_segment, lake.store), numbers))
+                proxy.log = []
+                assert compact(lake).segments == len(numbers)
+            requests[history] = len(proxy.log)
+            size[history] = sum(len(content) for _, _, content in proxy.log)
+            listings = [content for method, path, content in proxy.log if method == "GET" and "%2Flanding%2F" in path]
+            assert listings
+            keys[history] = sum(content.count(b"<Key>") for content in listings)
+    assert requests[720] <= requests[120] + 4  # ranges of a larger checkpoint
+    assert keys[720] == keys[120] <= 300  # two pages of a hundred, and what is new
+    assert size[720] < 1.3 * size[120]
 
 
 @pytest.mark.parametrize("again", [False, True])

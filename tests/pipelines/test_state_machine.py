@@ -189,9 +189,10 @@ TestMachine = Machine.TestCase
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_the_machine_runs_for_long() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     started = time.monotonic()
     while time.monotonic() - started < 600:
-        run_state_machine_as_test(Machine, settings=settings(max_examples=50, stateful_step_count=40))
+        run_state_machine_as_test(Machine, settings=settings(max_examples=10, stateful_step_count=40))

@@ -23,7 +23,8 @@ _CODES = {500: "InternalError", 503: "SlowDown", 429: "TooManyRequests"}
 
 
 class FaultProxy:
-    """`probability` of a fault for each request, drawn from `faults`; `met` counts what happened to PUTs and all."""
+    """`probability` of a fault for each request, drawn from `faults`; `met` counts what happened to PUTs and all. Where
+    `log` is a list, each request that is passed on is noted there: method, path with query, content of the answer."""
 
     def __init__(self, target: str, seed: int, hang_seconds: float) -> None:
         self.target = urlsplit(target)
@@ -32,6 +33,7 @@ class FaultProxy:
         self.is_down = False
         self.hang_seconds = hang_seconds
         self.met: Counter[str] = Counter()
+        self.log: list[tuple[str, str, bytes]] | None = None
         self.url = ""
         self._random = random.Random(seed)
         self._lock = threading.Lock()
@@ -98,6 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "slow":
             time.sleep(self.state.hang_seconds / 4)
         status, headers, content = self._pass_on(body)
+        if self.state.log is not None:
+            self.state.log.append((self.command, self.path, content))
         if fault == "lost answer":
             self._reset()
             return
