@@ -26,6 +26,33 @@ class Remembers(beam.DoFn):
         yield element
 
 
+class Splits(beam.DoFn):
+    class Ranges(beam.transforms.core.RestrictionProvider):
+        def initial_restriction(self, element):
+            return beam.io.restriction_trackers.OffsetRange(0, element)
+
+        def create_tracker(self, restriction):
+            return beam.io.restriction_trackers.OffsetRestrictionTracker(restriction)
+
+        def restriction_size(self, element, restriction):
+            return restriction.size()
+
+    def process(self, element, tracker=beam.DoFn.RestrictionParam(Ranges())):  # noqa: B008
+        yield element
+
+
+class Waits(beam.DoFn):
+    TIMER = beam.transforms.userstate.TimerSpec("later", beam.TimeDomain.WATERMARK)
+
+    def process(self, element, timer=beam.DoFn.TimerParam(TIMER)):  # noqa: B008
+        timer.set(1)
+        yield element
+
+    @beam.transforms.userstate.on_timer(TIMER)
+    def later(self):
+        yield 1
+
+
 def tags(element):
     yield beam.pvalue.TaggedOutput("odd", element)
 
@@ -44,6 +71,17 @@ WRONG = {
     "tagged outputs": lambda p: numbers(p) | "split" >> beam.FlatMap(tags).with_outputs("odd", main="even"),
     "finish_bundle": lambda p: numbers(p) | "end" >> beam.ParDo(Finishes()),
     "state": lambda p: numbers(p) | "key" >> beam.Map(lambda x: (x, x)) | "count" >> beam.ParDo(Remembers()),
+    "timers": lambda p: numbers(p) | "key" >> beam.Map(lambda x: (x, x)) | "wait" >> beam.ParDo(Waits()),
+    "splittable": lambda p: numbers(p) | "split" >> beam.ParDo(Splits()),
+    # Beam's sinks of files delete what matches their target.
+    "a sink of files": lambda p: numbers(p) | "put" >> beam.io.WriteToText("/nowhere/out"),
+    "a read": lambda p: p | "take" >> beam.io.ReadFromText("/nowhere/in", validate=False),
+    "tags that meet side inputs": lambda p: (
+        lambda split: split.even | "both" >> beam.Map(lambda x, y: x, beam.pvalue.AsList(split.odd))
+    )(numbers(p) | "split" >> beam.FlatMap(tags).with_outputs("odd", main="even")),
+    "a branch that is not the last": lambda p: (
+        lambda made: [made | "left" >> beam.Map(str), made | "right" >> beam.GroupByKey()]
+    )(numbers(p) | "key" >> beam.Map(lambda x: (x, x))),
     "several ends": lambda p: (lambda made: [made | name >> beam.Map(str) for name in ("one", "two")])(numbers(p)),
 }
 
@@ -52,7 +90,16 @@ WRONG = {
 def test_a_shape_that_a_runner_gets_wrong_is_refused_by_name(what):
     pipeline = beam.Pipeline("FnApiRunner")
     WRONG[what](pipeline)
-    names = {"Combine": "sum", "WindowInto": "cut", "side inputs": "side inputs"}
+    names = {
+        "Combine": "sum",
+        "WindowInto": "cut",
+        "side inputs": "side inputs",
+        "timers": "'wait'.*timers",
+        "a sink of files": "put/",
+        "a read": "take/",
+        "tags that meet side inputs": "'split.*tagged outputs",
+        "a branch that is not the last": "left and right are several ends",
+    }
     with pytest.raises(UsageError, match=names.get(what, what)):
         check_shape(pipeline)
 
