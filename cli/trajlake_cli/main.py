@@ -15,7 +15,7 @@ from trajlake_cli.text import neutralise
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start": ("demo", "init", "doctor", "dev"),
-    "Fill": ("import", "certify", "compact"),
+    "Fill": ("import", "certify", "score", "compact"),
     "Look": ("runs", "episodes", "show", "query", "stats", "compare", "replay"),
     "Train": ("sample", "export", "lineage"),
     "Keep": ("spool", "segments", "dedupe", "optimize", "retract", "vacuum", "schema", "completion"),

@@ -2,7 +2,7 @@
 
 https://github.com/SWE-agent/mini-swe-agent. What a message's `extra` says a second time (the answer as the API gave
 it, the actions that follow from the calls, the output that stands in the text) is left out and made again.
-SWE-bench evaluation reports (`resolved_ids`) are refused: they name instances, and not which of the runs is meant.
+SWE-bench evaluation reports (`resolved_ids`) are refused, and read by trajlake.formats.swe_bench.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from trajlake.formats.messages import arguments
 from trajlake.formats.moving import inside, move, move_time, text_or_none, with_repeats, without_repeats
 from trajlake.formats.rebuild import episode_extra, extra_of
 from trajlake.formats.source import Source
+from trajlake.formats.swe_bench import is_report
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.read.trajectory import Trajectory
 
@@ -52,17 +53,13 @@ def _is_row(value: Any) -> bool:
     return isinstance(info, dict) and ("mini_version" in info or {"exit_status", "submission"} <= info.keys())
 
 
-def _is_report(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("resolved_ids"), list) and "submitted_ids" in value
-
-
 def _read(source: Source) -> Iterator[Record | Refused]:
     values = source.first_values
-    if values and all(map(_is_report, values)):
+    if values and all(map(is_report, values)):
         raise NoTrajectories(
-            f"{source.path}: an SWE-bench evaluation report, which holds no trajectories: it says which instances were "
-            "resolved, and not in which run. Import the .traj.json files, and give what it says as scores: "
-            "Writer.score(episode_id, 'resolved', 1.0)"
+            f"{source.path}: an SWE-bench evaluation report, which holds no trajectories: it says which instances "
+            "were resolved, and not in which run. Import and compact the .traj.json files, and then give what it says "
+            "as scores: `trajlake score REPORT --run NAME`, or Writer.score"
         )
     yield from _rows(source)
 
@@ -277,7 +274,7 @@ _rows = per_row(_record, _rebuild)
 FORMAT = Format(
     name="mini-swe-agent",
     description="mini-swe-agent trajectories: one JSON object {info, messages, trajectory_format}",
-    detect=any_row(lambda value: _is_row(value) or _is_report(value)),
+    detect=any_row(lambda value: _is_row(value) or is_report(value)),
     read=_read,
     write=write_rows(_rebuild, "values"),
     suffix=".traj.json",
