@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+import trajlake
+
 pytestmark = pytest.mark.beam
 
 FASTPARQUET_LEAVES_FILES_OPEN = pytest.mark.filterwarnings(
@@ -113,7 +115,9 @@ def test_tags_are_an_object(ask: Any) -> None:
     ("arguments", "words"),
     [
         (["--where", "nope > 1"], "nope"),
-        (["--where", "reward >"], "trajlake: "),
+        (["--where", "reward >"], "trajlake: 'reward >' is no condition in SQL"),
+        (["--where", "task_id = tau"], "unknown column 'tau': did you mean status?"),
+        (["--where", "task_id = airline"], "a text is written 'airline'"),
         (["--columns", "rewrad"], "no column 'rewrad'; there is reward"),
         (["--sort", "-tasks"], "no column 'tasks'"),
         (["--snapshot", "yesterday"], "is not a snapshot's token"),
@@ -177,6 +181,8 @@ def test_query(ask: Any) -> None:
     assert rows(ask("query", sql, "-o", "json")) == [{"run_id": "control", "n": 2}, {"run_id": "agents", "n": 7}]
     assert rows(ask("query", "-", "-o", "json", stdin="SELECT max(step_index) AS m FROM steps")) == [{"m": 2}]
     assert ask("query", "SELECT episode_id FROM episodes WHERE reward = 9").stderr == "no rows\n"
+    unknown = ask("query", "SELECT 1 FROM episode", code=1).stderr
+    assert "there is no table 'episode': the tables are episodes and steps" in unknown
     for wrong in ("SELEC", "SELECT nope FROM episodes", ""):
         result = ask("query", wrong, code=1)
         assert result.stderr.startswith("trajlake: ")
@@ -290,7 +296,7 @@ def test_schema_diff_of_a_fresh_lake_is_empty(ask: Any) -> None:
 
 def test_vacuum_has_nothing_to_do(ask: Any) -> None:
     result = ask("vacuum", "--dry-run")
-    assert "0 files (0 bytes) would be removed" in result.stderr
+    assert result.stderr.startswith("nothing to remove")
 
 
 class Terminal:
@@ -358,3 +364,30 @@ def test_progress_is_for_terminals(full_lake: str, tmp_path: Path, run: Any) -> 
     result = run("export", tmp_path / "b", "--lake", full_lake)
     assert "\x1b" not in result.stderr
     assert [line.split()[0] for line in result.stderr.splitlines()] == ["9", "snapshot"]
+
+
+@FASTPARQUET_LEAVES_FILES_OPEN
+def test_returns_without_steps_are_drawn_only_where_asked_for_and_exports_say_they_have_them(
+    run: Any, tmp_path: Path
+) -> None:
+    from trajlake_pipelines.compact import compact
+
+    lake = trajlake.create(tmp_path / "lake")
+    with lake.writer(run="r", worker="w", spool=tmp_path / "spool") as writer:
+        for name, steps in (("full", 1), ("empty", 0)):
+            with writer.episode(episode_id=name) as episode:
+                for _ in range(steps):
+                    episode.step(message="x")
+                episode.end(reward=1.0)
+    compact(lake)
+
+    def drawn(*arguments: str) -> tuple[set[str], str]:
+        result = run("sample", "-n", 9, "--strategy", "epochs", *arguments, "-o", "json", "--lake", lake.uri)
+        return {row["episode_id"] for row in rows(result)}, result.stderr
+
+    found, said = drawn()
+    assert found == {"full"}
+    assert "1 episode was left out: no steps" in said
+    assert drawn("--with-empty")[0] == {"full", "empty"}
+    exported = run("export", tmp_path / "out", "--lake", lake.uri)
+    assert 'note: 1 of them have no steps; --where "n_steps > 0" leaves such episodes out' in exported.stderr

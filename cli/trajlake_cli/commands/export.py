@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +20,9 @@ from trajlake_cli.options import (
 from trajlake_cli.output import Output, say
 from trajlake_cli.progress import progress
 from trajlake_cli.session import Session, pass_session
+
+if TYPE_CHECKING:
+    from trajlake import Snapshot
 
 
 def _format_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -100,4 +104,18 @@ def command(
     if "as_imported" in done.manifest:
         exact, built = done.manifest["as_imported"], done.manifest["of_columns"]
         say(f"{exact:,} as they were imported from {format} + {built:,} made of their columns, without `extra`")
+    if empty := _without_steps(snapshot, condition_of(snapshot, where, runs), unique):
+        say(f'note: {empty:,} of them have no steps; --where "n_steps > 0" leaves such episodes out')
     say(f"snapshot {snapshot.token}, seed {seed}")
+
+
+def _without_steps(snapshot: Snapshot, where: str | None, unique: bool) -> int:
+    """How many of what was exported are returns without steps, which few trainers expect."""
+    import polars as pl
+
+    from trajlake.read.snapshot import USABLE
+
+    frame = snapshot.where(where).filter(USABLE & (pl.col("n_steps") == 0))
+    if unique:
+        frame = frame.filter(pl.col("duplicate_of").is_null())
+    return int(snapshot.collect(frame.select(pl.len())).item())

@@ -294,12 +294,15 @@ def _unknown_column(text: str) -> str:
         return text.splitlines()[0]
     near = get_close_matches(match[1], [*EPISODES.names(), *STEPS.names()], n=3)
     hint = f"did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
-    return f"unknown column {match[1]!r}: {hint}`trajlake schema show` lists them all"
+    return f"unknown column {match[1]!r}: {hint}`trajlake schema show` lists them all; a text is written '{match[1]}'"
 
 
 def _one_line(error: Exception) -> str:
-    """Polars' words without the plan that it prints below them."""
-    return " ".join(str(error).split("\n\n")[0].split())
+    """Polars' words without the plan that it prints below them, and without its own names for things."""
+    words = " ".join(str(error).split("\n\n")[0].split())
+    if match := re.fullmatch(r"relation '(.*)' was not found", words):
+        return f"there is no table {match[1]!r}: the tables are episodes and steps"
+    return re.sub(r"^unable to parse (.*) as Expr$", r"\1 is no condition in SQL", words)
 
 
 def open_snapshot(lake: Lake, token: str | None) -> Snapshot:
