@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from trajlake.errors import QueryError, UsageError
+from trajlake.read.index import sorted_by_id
 from trajlake.read.items import NothingFits, Window
 from trajlake.read.strategies import Strategy, strategy_of
 
@@ -105,7 +106,7 @@ def columns_of(recipe: Recipe) -> list[pl.Expr]:
 def read_population(snapshot: Snapshot, recipe: Recipe) -> Population:
     """The population of a snapshot. Raises UsageError where nothing is left, QueryError."""
     rows = snapshot.collect(snapshot.where(recipe.where).select(columns_of(recipe)))
-    return population(rows.sort("episode_id"), recipe)
+    return population(sorted_by_id(rows), recipe)
 
 
 def population(rows: pl.DataFrame, recipe: Recipe) -> Population:

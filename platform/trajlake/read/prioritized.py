@@ -21,6 +21,8 @@ from trajlake.read.draws import Floats, Indexes, fractions, words
 from trajlake.read.items import Items
 from trajlake.read.strategies import Drawer, Drawn, Kind, Strategy
 
+_TOP_LEVELS = 12  # of a sum tree, that a binary search in 4,096 sums replaces
+
 
 @dataclass(frozen=True)
 class Prioritized(Strategy):
@@ -135,6 +137,7 @@ class SumTree:
         self._base = 1 << self._levels
         self._sums = np.zeros(2 * self._base)
         self._least = np.full(2 * self._base, np.inf)
+        self._tops: Floats | None = None
         self._put(slice(self._base, self._base + len(values)), values)
         first = self._base
         while first > 1:
@@ -153,6 +156,7 @@ class SumTree:
         """Change values; `items` must be different ones."""
         if not len(items):
             return
+        self._tops = None
         nodes = items + self._base
         self._put(nodes, values)
         for _ in range(self._levels):
@@ -175,8 +179,15 @@ class SumTree:
         """For each mass in [0, total) the item in whose share of the cumulative sum it is; never one of value 0."""
         order = np.argsort(masses)  # neighbours walk the same nodes, which are then in the processor's cache
         left_over = masses[order]
-        nodes = np.ones(len(masses), np.int64)
-        for _ in range(self._levels):
+        # The upper levels in one step: the node in whose share of the cumulative sum of its level a mass is.
+        level = min(self._levels, _TOP_LEVELS)
+        if self._tops is None:
+            self._tops = np.cumsum(self._sums[1 << level : 2 << level])
+        last = int(np.searchsorted(self._tops, self._tops[-1]))  # behind it there is nothing
+        nodes = np.minimum(np.searchsorted(self._tops, left_over, side="right"), last)
+        left_over = np.maximum(left_over - np.where(nodes > 0, self._tops[nodes - 1], 0.0), 0.0)
+        nodes += 1 << level
+        for _ in range(self._levels - level):
             nodes *= 2
             left = self._sums[nodes]
             # Rounding may leave a mass beyond the last value: it stays on the side where there is something.
