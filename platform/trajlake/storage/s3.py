@@ -46,7 +46,7 @@ LONGEST_PAUSE_SECONDS = 5.0
 FIRST_PAGE = 100  # keys: who lists what is new after a key often needs no more, and others ask once more
 
 RANGE_THREADS = 8
-RANGE_GAP = 64 * 1024
+RANGE_GAP = 1 << 20  # what a server sends in the time of another request; as in the Rust crate object_store
 RANGE_LIMIT = 8 * 1024 * 1024
 """Ranges at most RANGE_GAP bytes apart are read by one request, as long as it is no larger than RANGE_LIMIT."""
 
