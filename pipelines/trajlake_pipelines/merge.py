@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trajlake.ingest.segment import EVENT_SCHEMA, SegmentName
+from trajlake.table.rewrite import NO_REASON
 from trajlake.table.rows import content_hashes, token_audits
 from trajlake_schemas import EPISODES, STEPS
 from trajlake_schemas.episodes import BEGIN, OUTCOME
@@ -353,4 +354,4 @@ def _apply_late(events: pa.Table, unique: pl.DataFrame, merged: Merged, known: M
             merged.late_scores.setdefault(episode_id, []).append(events["score"][row].as_py())
         else:
             merged.sums.retractions += 1
-            merged.late_retractions[episode_id] = events["retract"][row].as_py()["reason"] or "no reason given"
+            merged.late_retractions[episode_id] = events["retract"][row].as_py()["reason"] or NO_REASON

@@ -30,7 +30,7 @@ _ROUND = 2_000
 
 def record(lake: Lake, spool: Path, worker: str, episodes: Iterable[Rollout]) -> None:
     """Write episodes as a rollout worker does: several open at once, a step of each in turn."""
-    with lake.writer("bench", worker, spool=spool, segment_seconds=600.0) as writer:
+    with lake.writer("bench", worker, spool=spool, segment_seconds=600.0, linger_seconds=600.0) as writer:
         waiting = iter(episodes)
         while group := list(islice(waiting, AT_ONCE)):
             handles = [writer.episode(episode_id=each.episode_id, **each.begin) for each in group]

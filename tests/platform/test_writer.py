@@ -113,6 +113,22 @@ def test_a_slow_run_is_visible_within_the_age_of_a_segment(lake):
         assert len(landed(lake.store)) == 2
 
 
+@pytest.mark.parametrize("awaited", ["end", "score", "retract"])
+def test_what_others_wait_for_waits_for_no_segment_to_fill(lake, awaited):
+    with lake.writer(run="run", segment_seconds=3600) as writer:
+        episode = writer.episode()
+        if awaited == "end":
+            episode.end(reward=1.0)
+        elif awaited == "score":
+            episode.score("judge", 0.5)
+        else:
+            writer.retract(episode.episode_id, "leaked")
+        deadline = time.monotonic() + 60
+        while not landed(lake.store) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert [event["kind"] for event in landed(lake.store)] == ["begin", awaited]
+
+
 def test_two_writers_with_one_worker_name_get_their_own_epochs_and_the_second_is_told(lake, caplog):
     with lake.writer(run="run", worker="w") as first:
         record_episode(first, 1)

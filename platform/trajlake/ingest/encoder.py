@@ -21,6 +21,7 @@ from trajlake.ingest.uploader import Uploader
 log = logging.getLogger("trajlake")
 
 _BATCH_SECONDS = 0.2  # the longest that an event waits to be encoded
+_AWAITED = frozenset(("end", "score", "retract"))  # what trainers wait for
 _RETRY_SECONDS = 1.0  # between tries to write to a disk that refuses
 _LOG_AGAIN = 60.0  # seconds between two lines about the same trouble
 
@@ -56,7 +57,7 @@ class Encoder:
         self.refused: list[str] = []  # events that Arrow did not take, and why
         self.spilled_segments = 0
         self._segment: SpoolSegment | MemorySegment | None = None
-        self._segment_opened = 0.0
+        self._segment_due = 0.0
         self._number = 0
         self._disk_again = 0.0
         self._logged_at = -_LOG_AGAIN
@@ -141,6 +142,8 @@ class Encoder:
             for events in _batches(self._take(), self._queue.batch_bytes):
                 if not self._write(events):
                     return
+                if not _AWAITED.isdisjoint(event[0] for event in events):
+                    self._segment_due = min(self._segment_due, time.monotonic() + self._options.linger_seconds)
                 with self._queue.changed:
                     self._queue.queued -= sum(event[-1] for event in events)
                     self.written = events[-1][3] + 1
@@ -248,7 +251,7 @@ class Encoder:
                 self._say("memory is full: segments go to the spool %s")
             assert isinstance(self._folder, SpoolFolder)
             self._segment = SpoolSegment(self._folder, number)
-        self._segment_opened = time.monotonic()
+        self._segment_due = time.monotonic() + self._options.segment_seconds
 
     def _disk_refused(self, error: OSError, first_sequence: int) -> None:
         if self.disk_error is None:
@@ -296,8 +299,7 @@ class Encoder:
                     self.closed = self.written
                     self._queue.changed.notify_all()
                 return
-        old = time.monotonic() - self._segment_opened >= self._options.segment_seconds
-        if wanted or old or self._segment.bytes >= self._options.segment_bytes:
+        if wanted or time.monotonic() >= self._segment_due or self._segment.bytes >= self._options.segment_bytes:
             self._close()
 
     def _close(self) -> None:

@@ -35,7 +35,8 @@ def default_spool() -> Path:
 class WriterOptions:
     """How a Writer works. Sizes in bytes, times in seconds.
 
-    `segment_bytes` and `segment_seconds` bound how much and how long events wait before they are uploaded.
+    `segment_bytes` and `segment_seconds` bound how much and how long events wait before they are uploaded, and
+    `linger_seconds` how long what others wait for does: the end of an episode, a score, a retraction.
     `memory_bytes` bounds what is queued or waits in memory, `spool_bytes` what this writer has on disk.
     `log_seconds` is the time between two lines in the log (0: none). `exit_seconds` is how long the end of the
     interpreter waits for what is not durable yet.
@@ -46,6 +47,7 @@ class WriterOptions:
     spool: Path = field(default_factory=default_spool)
     segment_bytes: int = 4 << 20
     segment_seconds: float = 5.0
+    linger_seconds: float = 2.0
     memory_bytes: int = 64 << 20
     spool_bytes: int = DEFAULT_SPOOL_BYTES
     log_seconds: float = 60.0
@@ -59,7 +61,7 @@ class WriterOptions:
         ):
             if value not in choices:
                 raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-        for name in ("segment_bytes", "memory_bytes", "spool_bytes", "segment_seconds"):
+        for name in ("segment_bytes", "memory_bytes", "spool_bytes", "segment_seconds", "linger_seconds"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} must be more than 0, not {getattr(self, name)!r}")
 

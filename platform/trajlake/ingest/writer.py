@@ -36,6 +36,7 @@ class WriterChoices(TypedDict, total=False):
     on_full: OnFull
     segment_bytes: int
     segment_seconds: float
+    linger_seconds: float
     memory_bytes: int
     spool_bytes: int
     log_seconds: float
@@ -48,8 +49,9 @@ class Writer:
 
     `durability` says what `flush()` waits for: `remote` (the object store has it), `spool` (it is on the local
     disk, fsynced, and reaches the store later even if this process dies) or `memory` (nothing). `segment_bytes` and
-    `segment_seconds` bound how much and how long events wait before they are uploaded; `memory_bytes` and
-    `spool_bytes` bound what waits, and `on_full` says what happens then: `spill`, `block` or `drop_and_count`.
+    `segment_seconds` bound how much and how long events wait before they are uploaded, `linger_seconds` how long the
+    end of an episode, a score or a retraction does. `memory_bytes` and `spool_bytes` bound what waits, and `on_full`
+    says what happens then: `spill`, `block` or `drop_and_count`.
 
     A forked child may go on with a writer that it inherits: it then records under an epoch and in a spool folder of
     its own, and what the parent recorded stays the parent's. A pickled writer is a new one with the same options.

@@ -1,7 +1,8 @@
 """The landing tail: episodes that have ended but are not in the tables yet, read from their segments.
 
 This is the one reader that lists landing. What it makes of an episode is what a compaction would make of it, but for
-what needs the whole lake: duplicates by content, scores of other workers, and which of several attempts wins.
+what needs the whole lake: duplicates by content, and which of several attempts wins. Scores and retractions are kept
+apart, for they may be of any episode.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 from trajlake.errors import ObjectMissing, SegmentUnreadable
 from trajlake.ingest.segment import LANDING, SegmentName, decode_segment
 from trajlake.storage import ObjectStore
+from trajlake.table.rewrite import NO_REASON
 from trajlake.table.rows import content_hashes, token_audits
 from trajlake.table.tables import open_table
 from trajlake_schemas import EPISODES, STEPS
@@ -40,8 +42,21 @@ class Landed:
     steps: pa.Table
 
 
+@dataclass(frozen=True)
+class News:
+    """What a poll found: episodes that have ended, in the order in which they were recorded, and the ids of those that
+    got a score or a retraction."""
+
+    ended: list[Landed]
+    late: list[str]
+
+
 class LandingTail:
-    """Remembers what it has read: each poll costs a listing and what is new."""
+    """Remembers what it has read: each poll costs a listing and what is new.
+
+    `scores` (reward components by episode) and `retractions` (the reason by episode) are those of segments that are not
+    consumed yet; what a writer said last comes last.
+    """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -50,32 +65,60 @@ class LandingTail:
         self._next: dict[Writer, int] = {}  # the lowest segment number that is not read yet
         self._early: dict[Writer, dict[int, pa.Table]] = {}
         self._open: dict[tuple[Writer, str, int], list[pa.Table]] = {}
+        self._ended: list[tuple[Writer, pa.Table]] = []  # episodes that no poll has given yet
+        self._late: dict[str, list[dict[str, Any]]] = {}  # by segment
+        self._waiting: dict[str, frozenset[str]] = {}  # of segments in the ledger: what the tables do not have of them
+        self.scores: dict[str, list[dict[str, Any]]] = {}
+        self.retractions: dict[str, str] = {}
 
     def skip_consumed(self) -> None:
         """Leave out what the ledger has consumed: to be called before a snapshot is opened, which then has all of it.
         Segments of which an episode still waits are read again."""
-        ledger = pl.scan_delta(open_table(self._store, "segments")).select("path", "state").collect()
-        for path, state in ledger.iter_rows():
+        ledger = (
+            pl.scan_delta(open_table(self._store, "segments")).select("path", "state", "pending_episodes").collect()
+        )
+        self._waiting = {}
+        for path, state, pending in ledger.iter_rows():
+            if state != "quarantined":
+                self._waiting[path] = frozenset(pending or ())
             if state == "pending" or path in self._known:
                 continue
             self._known.add(path)
             if state == "consumed":
-                self._pass(SegmentName.parse(path), None)
+                self._ended += self._pass(SegmentName.parse(path), None)
+        before, self._late = self._late, {}
+        self.scores, self.retractions = {}, {}
+        for key, events in before.items():
+            self._take_late(key, events)
 
-    def poll(self) -> list[Landed]:
-        """The episodes that have ended since the last poll, in the order in which they were recorded."""
+    def poll(self) -> News:
+        """What has come since the last poll."""
         fresh = [
             info.key
             for info in self._store.list(f"{LANDING}/")
             if info.key.endswith(".arrow") and info.key not in self._known
         ]
-        ended: list[tuple[Writer, pa.Table]] = []
+        ended, self._ended = self._ended, []
+        before = set(self._late)
         with ThreadPoolExecutor(_THREADS) as pool:
             for key, events in zip(fresh, pool.map(self._read, fresh), strict=True):
                 self._known.add(key)
                 if events is not None:
                     ended += self._pass(SegmentName.parse(key), events)
-        return landed(ended) if ended else []
+        late = [event["episode_id"] for key, events in self._late.items() if key not in before for event in events]
+        return News(landed(ended) if ended else [], late)
+
+    def _take_late(self, key: str, events: list[dict[str, Any]]) -> None:
+        """Scores and retractions of a segment, but for those that the tables have already."""
+        waiting = self._waiting.get(key)
+        left = [event for event in events if waiting is None or event["episode_id"] in waiting]
+        if left:
+            self._late[key] = left
+        for event in left:
+            if event["kind"] == "score":
+                self.scores.setdefault(event["episode_id"], []).append(event["score"])
+            else:
+                self.retractions[event["episode_id"]] = event["retract"]["reason"] or NO_REASON
 
     def _read(self, key: str) -> pa.Table | None:
         """The events, or None for what a compaction will quarantine."""
@@ -96,6 +139,9 @@ class LandingTail:
             self._next[writer] = number + 1
             segment = waiting.pop(number)
             if segment is not None:
+                is_late = pc.is_in(segment["kind"], pa.array(["score", "retract"]))
+                late = segment.filter(is_late).select(["kind", "episode_id", "score", "retract"]).to_pylist()
+                self._take_late(replace(name, number=number).key, late)
                 ended += [(writer, each) for each in self._sort(writer, segment)]
         return ended
 

@@ -1,5 +1,5 @@
 """Live sampling: a trainer draws an episode seconds after its end, from landing before a compaction has seen it, from
-the tables afterwards, and never twice for that.
+the tables afterwards, and never twice for that. Scores and retractions hold as soon as they have landed, too.
 
 The ledger is read before the tables, and the tables before landing: an episode that moves meanwhile is found in both
 and taken once, never in neither. A live sequence depends on when episodes arrive, so it cannot be drawn again; its
@@ -25,6 +25,7 @@ from trajlake.read.items import NothingFits, Pieces
 from trajlake.read.landing import Landed, LandingTail
 from trajlake.read.population import Recipe, columns_of, population
 from trajlake.read.sampler import Sample, Sampler
+from trajlake.table.rewrite import LATE, add_late
 from trajlake_schemas import EPISODES
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ class LiveView:
             for episode_id, attempt, stop_reason in rows.iter_rows()
         }
         self._landed = {key: each for key, each in self._landed.items() if self._is_news(each)}
-        self._frames = [self._frame([each.row for each in self._landed.values()])] if self._landed else []
+        self._frames = []
         self._chosen = None
+        self._anew({*self._landed, *self._tail.scores, *self._tail.retractions})
 
     def _is_news(self, landed: Landed) -> bool:
         known = self._landed.get(landed.row["episode_id"])
@@ -82,17 +84,21 @@ class LiveView:
             before = self.token
             self._open_tables()
             changed = self.token != before
-        news = []
-        for each in self._tail.poll():
+        news = self._tail.poll()
+        came = set(news.late)
+        for each in news.ended:
             if self._is_news(each):
-                self._landed[each.row["episode_id"]] = each
-                news.append(each)
-        if news:
-            latest = {each.row["episode_id"]: each.row for each in news}  # a later attempt in place of the first
-            self._frames = [
-                pl.concat([*(self._without(frame, latest) for frame in self._frames), self._frame([*latest.values()])])
-            ]
-        return changed or bool(news)
+                self._landed[each.row["episode_id"]] = each  # a later attempt in place of the first
+                came.add(each.row["episode_id"])
+        return self._anew(came) or changed
+
+    def _anew(self, episode_ids: set[str]) -> bool:
+        """Let `rows` look again at those of these episodes that there are. False where there is none: a score may come
+        before its episode."""
+        there = [key for key in episode_ids if key in self._landed or key in self._attempts]
+        if there:
+            self._frames = [*(self._without(frame, there) for frame in self._frames), self.rows_of(there)]
+        return bool(there)
 
     def rows(self, recipe: Recipe) -> pl.DataFrame:
         """What a population is made of. What was chosen before is kept: only what is new is filtered."""
@@ -100,7 +106,7 @@ class LiveView:
         if self._chosen is None:
             self._chosen = self.snapshot.collect(self.snapshot.where(recipe.where).select(chosen))
         if self._frames:
-            tail = pl.concat(self._frames).lazy()
+            tail = pl.concat(self._frames, how="vertical_relaxed").lazy()
             if recipe.where and recipe.where.strip():
                 tail = tail.filter(pl.sql_expr(recipe.where))
             came = [episode_id for frame in self._frames for episode_id in frame["episode_id"]]
@@ -110,8 +116,8 @@ class LiveView:
         return self._chosen.sort("episode_id")
 
     @staticmethod
-    def _without(frame: pl.DataFrame, episodes: dict[str, Any]) -> pl.DataFrame:
-        return frame.filter(~pl.col("episode_id").is_in(list(episodes)))
+    def _without(frame: pl.DataFrame, episode_ids: list[str]) -> pl.DataFrame:
+        return frame.filter(~pl.col("episode_id").is_in(episode_ids))
 
     @staticmethod
     def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
@@ -129,7 +135,17 @@ class LiveView:
             raise EpisodeMissing("no episode was asked for")
         found = pl.concat(parts, how="vertical_relaxed")
         wanted = pl.DataFrame({"episode_id": episode_ids}, schema={"episode_id": pl.String})
-        return wanted.join(found, on="episode_id", how="left", maintain_order="left").select(found.columns)
+        found = wanted.join(found, on="episode_id", how="left", maintain_order="left").select(found.columns)
+        return self._with_late(found)
+
+    def _with_late(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """With the scores and retractions that no compaction has applied yet."""
+        ids = rows["episode_id"].to_list()
+        if not any(key in self._tail.scores or key in self._tail.retractions for key in ids):
+            return rows
+        values = {name: rows[name].to_list() for name in LATE}
+        add_late(ids, values, self._tail.scores, self._tail.retractions)
+        return rows.with_columns(pl.Series(name, values[name], rows.schema[name]) for name in LATE)
 
     def steps_of(self, rows: pl.DataFrame, *, keep: bool = False) -> list[Any]:
         """See Source."""
@@ -144,7 +160,7 @@ class LiveSampler:
     need a population that stays; fifo, lifo and group give each episode once unless `max_times_sampled` is given.
 
     `limiter` holds draws back: see trajlake.read.flow. `poll_seconds` is how often landing is listed, `table_seconds`
-    how often the tables are opened anew (for late scores, retractions, and to let go of what was compacted).
+    how often the tables are opened anew (to let go of what was compacted).
     """
 
     def __init__(

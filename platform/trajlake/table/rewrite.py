@@ -6,7 +6,7 @@ that can hold a touched episode are read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from trajlake.table.layout import Place, put_episodes, put_steps, with_nulls
 from trajlake_schemas import EPISODES, STEPS
 
 SCORED_REWARD = "reward"  # a late score of this name is the episode's reward, not only a component of it
+NO_REASON = "no reason given"  # of a retraction
 
 
 def read_file(store: ObjectStore, table: str, path: str, columns: list[str] | None = None) -> pa.Table:
@@ -146,7 +147,22 @@ def _patched(rows: pa.Table, scores: dict[str, list[dict[str, Any]]], retraction
     ids = rows["episode_id"].to_pylist()
     if not any(episode in scores or episode in retractions for episode in ids):
         return rows
-    values = {name: rows[name].to_pylist() for name in ("rewards", "reward", "retracted")}
+    values = {name: rows[name].to_pylist() for name in LATE}
+    add_late(ids, values, scores, retractions)
+    return with_columns(rows, values)
+
+
+LATE = ("rewards", "reward", "retracted")
+"""The columns of `episodes` that scores and retractions change."""
+
+
+def add_late(
+    ids: Sequence[str],
+    values: dict[str, list[Any]],
+    scores: Mapping[str, list[dict[str, Any]]],
+    retractions: Mapping[str, str],
+) -> None:
+    """Add reward components and retractions to the columns LATE of these episodes, in place."""
     for index, episode in enumerate(ids):
         if components := scores.get(episode):
             values["rewards"][index] = _merged_components(values["rewards"][index] or [], components)
@@ -155,7 +171,6 @@ def _patched(rows: pa.Table, scores: dict[str, list[dict[str, Any]]], retraction
                     values["reward"][index] = component["value"]
         if episode in retractions:
             values["retracted"][index] = retractions[episode]
-    return with_columns(rows, values)
 
 
 def _merged_components(before: list[dict[str, Any]], late: list[dict[str, Any]]) -> list[dict[str, Any]]:
