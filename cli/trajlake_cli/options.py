@@ -125,6 +125,14 @@ def condition_of(
     return " AND ".join(f"({each})" for each in conditions) if len(conditions) > 1 else next(iter(conditions), None)
 
 
+def about_repeats(count: int) -> str:
+    """What to say of episodes that repeat another: not all of them were recorded twice."""
+    return (
+        f"note: {count:,} episodes have the content of another (sent twice, or the same answer given twice); "
+        "--unique counts each content once"
+    )
+
+
 def what_is_missing(snapshot: Snapshot) -> str:
     """What to say where no episode is shown."""
     import polars as pl

@@ -391,3 +391,38 @@ def test_returns_without_steps_are_drawn_only_where_asked_for_and_exports_say_th
     assert drawn("--with-empty")[0] == {"full", "empty"}
     exported = run("export", tmp_path / "out", "--lake", lake.uri)
     assert 'note: 1 of them have no steps; --where "n_steps > 0" leaves such episodes out' in exported.stderr
+
+
+def test_compare_says_which_tasks_got_worse(run: Any, tmp_path: Path) -> None:
+    from trajlake_pipelines.compact import compact
+
+    lake = trajlake.create(tmp_path / "lake")
+    outcomes = {"old": {"easy": "1111", "hard": "0011"}, "new": {"easy": "0000", "hard": "0111", "third": "1"}}
+    with lake.writer(run="r", worker="w", spool=tmp_path / "spool") as writer:
+        for policy, tasks in outcomes.items():
+            for task, trials in tasks.items():
+                for each in trials:
+                    with writer.episode(task_id=task, policy_name=policy) as episode:
+                        episode.step(message=f"{policy} {task}")
+                        episode.end(success=each == "1", reward=float(each))
+    compact(lake)
+    text = run("compare", "old", "new", "--lake", lake.uri)
+    lines = [line.split() for line in text.stdout.splitlines() if line.startswith(("easy", "hard"))]
+    assert [line[:4] for line in lines] == [["easy", "4/4", "0/4", "-1.000"], ["hard", "2/4", "3/4", "+0.250"]]
+    assert lines[0][-1] == "!"
+    assert "0.750 → 0.375: -0.375" in text.stdout
+    assert "0 tasks of a, 1 of b" in text.stdout
+    assert "trajlake replay --where \"task_id = 'easy' AND policy_name = 'new'\"" in text.stderr
+    (found,) = rows(run("compare", "old", "new", "--by", "policy", "--lake", lake.uri, "-o", "json"))
+    assert (found["column"], found["difference"], found["p_value"]) == ("policy_name", -0.375, 1.0)
+    assert [task["task_id"] for task in found["tasks"]] == ["easy", "hard"]
+    table = run("compare", "old", "new", "--metric", "reward", "--limit", "1", "--lake", lake.uri, "-o", "csv").stdout
+    assert [row["difference"] for row in csv.DictReader(io.StringIO(table))] == ["-1.0"]
+    wrong = run("compare", "old", "nwe", "--lake", lake.uri, code=1).stderr
+    assert "has policy, policy version or run 'nwe'; there is new (policy_name)" in wrong
+    again = run("dedupe", "--lake", lake.uri)
+    assert "repeat another one" in again.stdout
+    note = "episodes have the content of another (sent twice, or the same answer given twice)"
+    assert note in run("stats", "--lake", lake.uri).stderr
+    assert note in run("compare", "old", "new", "--lake", lake.uri).stderr
+    assert note not in run("stats", "--unique", "--lake", lake.uri).stderr

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from trajlake_cli.options import (
+    about_repeats,
     condition_of,
     lake_option,
     literal,
@@ -116,7 +117,8 @@ def command(
         output.rows([row], list(row))
     else:
         output.rows(_summary(found), ["what", "value"])
-        click.echo()
+        if tasks:
+            click.echo()
         output.rows((_for_people(task, metric) for task in tasks), ["task", "a", "b", "change", "low", "high", ""])
         _advise(found, len(tasks))
     say(f"snapshot {snapshot.token}")
@@ -127,13 +129,12 @@ def _summary(found: Comparison) -> Iterator[dict[str, Any]]:
         return {"what": what, "value": value}
 
     level = f"{found.confidence * 100:g} %"
-    for name, side, episodes, left_out, only in (
-        ("a", found.a, found.episodes_a, found.left_out_a, found.only_a),
-        ("b", found.b, found.episodes_b, found.left_out_b, found.only_b),
-    ):
-        unused = f", {left_out:,} of them left out: no {found.metric} or no task" if left_out else ""
-        alone = f", {only:,} tasks that the other did not try" if only else ""
-        yield line(name, f"{found.column} {side}: {episodes:,} episodes{unused}{alone}")
+    yield line("a", f"{found.column} {found.a}: {found.episodes_a:,} episodes")
+    yield line("b", f"{found.column} {found.b}: {found.episodes_b:,} episodes")
+    if found.left_out_a or found.left_out_b:
+        yield line("left out", f"{found.left_out_a:,} of a, {found.left_out_b:,} of b: no {found.metric}, or no task")
+    if found.only_a or found.only_b:
+        yield line("only in one", f"{found.only_a:,} tasks of a, {found.only_b:,} of b")
     clear = found.tasks.filter("clear")["difference"]
     total = len(found.tasks)
     yield line("tasks in both", f"{total:,}")
@@ -183,7 +184,7 @@ def _advise(found: Comparison, shown: int) -> None:
                 "--run, --where or NAME@VERSION choose one"
             )
     if found.repeats:
-        say(f"note: {found.repeats:,} episodes repeat the content of another; --unique leaves them out")
+        say(about_repeats(found.repeats))
     total = len(found.tasks)
     if not total:
         say("no task was tried by both: a task is named by task_family, env_name and task_id, or by group_id")

@@ -43,6 +43,6 @@ def command(session: Session, episode: str, token: str | None, output: Output) -
         say(f"episode {episode_id} is retracted, because: {row['retracted']}")
     uses = uses_of(snapshot.lake, episode_id)
     columns = ["kind", "name", "part", "position", "made_at", "snapshot", "digest"]
-    output.rows(map(asdict, uses), columns, ("digest", "snapshot", "position"), ("name",))
+    output.rows(map(asdict, uses), columns, ("digest", "snapshot", "position"), ("name", "part", "made_at"))
     if output.is_table and not uses:
         say(f"nothing is known to have used episode {episode_id}")

@@ -10,6 +10,7 @@ import click
 from trajlake_cli.options import (
     Columns,
     Numbers,
+    about_repeats,
     condition_of,
     lake_option,
     output_option,
@@ -168,7 +169,7 @@ def _warn(rows: list[Row], by: Sequence[str]) -> None:
             f"--by {','.join([*by, *(name for name in names if name not in given)])} keeps them apart"
         )
     if repeats := sum(row["repeats"] for row in rows):
-        say(f"note: {repeats:,} episodes repeat the content of another; --unique leaves them out")
+        say(about_repeats(repeats))
 
 
 def _for_people(rows: list[Row], columns: Sequence[str], by: Sequence[str]) -> tuple[list[Row], list[str]]:

@@ -222,7 +222,7 @@ def _with_intervals(tasks: pl.DataFrame, metric: Metric, confidence: float) -> p
             low=pl.Series([each and each[0] for each in bounds], dtype=pl.Float64),
             high=pl.Series([each and each[1] for each in bounds], dtype=pl.Float64),
         )
-        .with_columns(clear=((pl.col("low") > 0) | (pl.col("high") < 0)))
+        .with_columns(clear=((pl.col("low") > 0) | (pl.col("high") < 0)).fill_null(False))
         .select(*TASK, "group", "trials_a", "trials_b", "mean_a", "mean_b", "difference", "low", "high", "clear")
         .sort("difference", *TASK, "group", nulls_last=True)
     )
