@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import random
+import shutil
 import time
 from pathlib import Path
 
@@ -59,6 +61,26 @@ def test_rollouts_of_a_task_are_neighbours(lake):
     )
     tasks = dict(lake.snapshot().episodes.select("episode_id", "task_id").collect().iter_rows())
     assert [tasks[episode] for episode in order] == sorted(tasks.values())
+
+
+def test_neighbours_that_share_a_prompt_take_fewer_bytes(tmp_path, monkeypatch):
+    """Trial after trial arrives, as from workers that go through all tasks: rollouts of one task are far apart."""
+    chance = random.Random(3)
+    prompts = [" ".join(chance.choices([f"{word:x}" for word in range(5_000)], k=600)) for _ in range(150)]
+    arrived = trajlake.create(tmp_path / "arrived")
+    for trial in range(3):
+        with arrived.writer(run="run", worker=f"w{trial}") as writer:
+            for task, prompt in enumerate(prompts):
+                with writer.episode(episode_id=f"{trial}-{task:03d}", task_id=task) as episode:
+                    episode.step(source="user", message=prompt)
+                    episode.step(source="agent", message=f"{chance.random()}")
+        compact(arrived)
+    sizes = {}
+    for order in (["episode_id"], ["task_id", "episode_id"]):
+        shutil.copytree(arrived.uri, tmp_path / order[0])
+        monkeypatch.setattr(optimize_job, "_ORDER", order)
+        sizes[order[0]] = optimize(trajlake.connect(tmp_path / order[0])).bytes_after
+    assert sizes["task_id"] < 0.6 * sizes["episode_id"]
 
 
 def test_compaction_goes_on_after_it(lake):
