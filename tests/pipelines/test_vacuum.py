@@ -9,6 +9,7 @@ from tests.pipelines.test_crashes import Crash, crash_at
 from tests.rollouts import assert_sound, record, record_episode
 
 import trajlake
+from trajlake.errors import UsageError
 from trajlake.table.retention import vacuum
 from trajlake_pipelines import optimize_job, plan, publish
 from trajlake_pipelines.compact import compact
@@ -128,6 +129,16 @@ def test_scores_of_an_episode_that_never_comes_wait_as_long_and_cost_no_compacti
     compact(lake, stale_after=0)
     vacuum(lake, older_than_hours=0, force=True)
     assert list(lake.store.list("landing/run/judge/")) == []
+
+
+def test_less_than_an_hour_is_refused_unless_it_is_forced(lake):
+    before = sorted(info.key for info in lake.store.list())
+    with pytest.raises(UsageError, match="would take files from under readers and running compactions"):
+        vacuum(lake, older_than_hours=0.9)
+    listed = vacuum(lake, older_than_hours=0, force=True, dry_run=True).files
+    assert sorted(info.key for info in lake.store.list()) == before
+    assert vacuum(lake, older_than_hours=0, force=True).files == listed
+    assert not {info.key for info in lake.store.list()} & {file.key for file in listed}
 
 
 def test_what_was_replaced_goes(lake):
