@@ -25,6 +25,8 @@ _SHORT_ID = 17  # 16 digits are enough to name an episode, and … stands behind
 _WIDEST_PIPED = 100  # where there is no terminal that says how wide
 _LONGEST_NAME = 40
 _WITH_ERROR = re.compile(r"-?[\d.]+ (±|\[)")  # a number with its error or interval
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ")
+_DATE, _MINUTE = 10, 16  # of a moment that is cut, the day or the minute is left
 _KEPT_WHOLE = ("token", "sha256", "url")  # people copy these
 _PATHS = ("file", "path", "folder", "steps_path")  # cut at their beginning: the name is at the end
 
@@ -42,6 +44,10 @@ class _Column:
         return self.name.endswith("episode_id")
 
     @property
+    def is_moment(self) -> bool:
+        return all(text == NULL_CELL or _MOMENT.fullmatch(text) for text in self.cells)
+
+    @property
     def is_path(self) -> bool:
         return self.name in _PATHS or all(text.startswith("/") for text in self.cells)
 
@@ -50,6 +56,8 @@ class _Column:
         """How narrow it may become."""
         if self.is_numeric or self.name in _KEPT_WHOLE or any(map(_WITH_ERROR.match, self.cells)):
             return self.width
+        if self.is_moment:
+            return min(self.width, _DATE)
         return min(self.width, _SHORT_ID if self.is_id else _NARROWEST_KEY if self.is_key else _NARROWEST)
 
 
@@ -121,6 +129,8 @@ def _print_line(console: Console, columns: Sequence[_Column], widths: Sequence[i
 
     line = Text()
     for at, (column, width, text) in enumerate(zip(columns, widths, texts, strict=True)):
+        if column.is_moment and text.cell_len > width:
+            text = text[: _MINUTE if width >= _MINUTE else _DATE]
         text = _cut(text, width, at_start=column.is_path)
         padding = " " * (width - text.cell_len)
         last = at == len(columns) - 1

@@ -35,11 +35,11 @@ def complete(*words: str) -> list[str]:
     ("words", "found"),
     [
         (["re"], ["replay", "retract"]),
-        (["--lake", "x", "co"], ["compact", "completion"]),
+        (["--lake", "x", "co"], ["compact", "compare", "completion"]),
         (["dev", ""], ["down", "status", "up"]),
         (["episodes", "--fa"], ["--failed"]),
         (["episodes", "--output", "js"], ["json", "jsonl"]),
-        (["export", "out", "--format", ""], ["parquet", "jsonl", "tau-bench"]),
+        (["export", "out", "--format", "tau"], ["tau-bench", "tau2-bench"]),
         (["schema", "show", "ep"], ["episodes"]),
         (["episodes", "--sort", "task_id,-rew"], ["task_id,-reward", "task_id,-rewards"]),
         (["stats", "--by", "policy_version,task_f"], ["policy_version,task_family"]),

@@ -119,6 +119,17 @@ def test_paths_are_cut_at_their_beginning(show: Any, monkeypatch: pytest.MonkeyP
     assert show("table", [{"file": "/a/very/long/folder/of/files/results.json"}], ["file"]).endswith("/results.json\n")
 
 
+@pytest.mark.parametrize(
+    ("width", "shown"), [(40, "2024-05-06 07:08:09Z"), (26, "2024-05-06 07:08"), (20, "2024-05-06")]
+)
+def test_moments_are_cut_to_the_minute_or_the_day(
+    show: Any, monkeypatch: pytest.MonkeyPatch, width: int, shown: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    row = {"n": 12345678, "last": datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)}
+    assert show("table", [row], ["n", "last"]).splitlines()[-1] == f"12345678  {shown}"
+
+
 def test_wide_characters_are_measured(show: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.cells import cell_len
 
