@@ -83,6 +83,8 @@ def test_what_was_not_judged_can_count_as_failed_and_retracted_episodes_never_co
     repeated = [*rows, {"policy_name": "new", "run_id": "r", "task_id": "t", "success": False, "duplicate_of": "x"}]
     assert compared(repeated).difference == -0.5
     assert compared(repeated).repeats == 1
+    tasks = dict.fromkeys(("10", "9", "2"), "1")
+    assert compared(outcomes("old", **tasks) + outcomes("new", **tasks)).tasks["task_id"].to_list() == ["2", "9", "10"]
     assert compared(repeated, unique=True).difference == 0.0
     assert compared([*rows, {**rows[0], "run_id": "another"}]).pooled_a == 2
 

@@ -184,6 +184,13 @@ def test_what_was_pooled_is_counted_and_repeats_can_be_left_out() -> None:
     assert (row["episodes"], row["success_rate"], row["repeats"]) == (3, pytest.approx(2 / 3), 0)
 
 
+def test_versions_and_tasks_that_are_numbers_stand_in_the_order_of_numbers() -> None:
+    rows = [{"policy_version": version, "reward": 1.0} for version in ("200", "b", "1000", None, "a", "30")]
+    assert [row["policy_version"] for row in summary(rows, by=["policy_version"])] == [
+        "30", "200", "1000", "a", "b", None,
+    ]  # fmt: skip
+
+
 def test_distribution_and_the_length_of_what_has_no_steps() -> None:
     rows = [
         {"reward": 1.0, "n_steps": 0, "extra": json.dumps({"l": 72, "t": 1.5})},

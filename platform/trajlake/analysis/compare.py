@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import polars as pl
 
 from trajlake.analysis.intervals import Interval, bootstrap, newcombe, sign_test, welch
-from trajlake.analysis.stats import TASK, Nulls, as_failures, task_columns
+from trajlake.analysis.stats import TASK, Nulls, as_failures, in_order, task_columns
 from trajlake.errors import UsageError
 from trajlake.read.snapshot import USABLE
 
@@ -217,12 +217,12 @@ def _with_intervals(tasks: pl.DataFrame, metric: Metric, confidence: float) -> p
         else:
             spread = row["variance_a"], row["variance_b"]
             bounds.append(welch(row["mean_a"], spread[0], n[0], row["mean_b"], spread[1], n[1], confidence))
-    return (
+    found = (
         tasks.with_columns(
             low=pl.Series([each and each[0] for each in bounds], dtype=pl.Float64),
             high=pl.Series([each and each[1] for each in bounds], dtype=pl.Float64),
         )
         .with_columns(clear=((pl.col("low") > 0) | (pl.col("high") < 0)).fill_null(False))
         .select(*TASK, "group", "trials_a", "trials_b", "mean_a", "mean_b", "difference", "low", "high", "clear")
-        .sort("difference", *TASK, "group", nulls_last=True)
     )
+    return in_order(found, ["difference", *TASK, "group"])

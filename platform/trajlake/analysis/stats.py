@@ -114,7 +114,17 @@ def summarize(
         summary = _joined(summary, _grouped(judged, keys, _distribution(chosen.ddof)), keys)
     if pass_k:
         summary = _joined(summary, _pass(judged, keys, pass_k), keys)
-    return summary.sort(keys, nulls_last=True) if keys else summary
+    return in_order(summary, keys) if keys else summary
+
+
+def in_order(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """Sorted by these columns, nulls last, and texts that are numbers as numbers: task 2 before task 10."""
+    order: list[pl.Expr] = []
+    for name in columns:
+        if frame.schema[name] == pl.String:
+            order.append(pl.col(name).cast(pl.Float64, strict=False))
+        order.append(pl.col(name))
+    return frame.sort(order, nulls_last=True)
 
 
 def _convention(name: str | Convention, per: Per | None, ddof: int | None, nulls: Nulls | None) -> Convention:
