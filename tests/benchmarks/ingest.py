@@ -7,11 +7,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 
 import trajlake
@@ -52,6 +54,7 @@ def run(options: Options) -> list[Result]:
     if real := list(islice(tau_bench(), options.steps_from)):
         results += _thread_cost(options, "tau-bench, no tokens", real)
     results += _durable(options, lists, None)
+    results += _tensors(options)
     if options.s3:
         results += _durable(options, lists, options.s3_scratch("ingest"))
         results += _uploaded(options, arrays, options.s3_scratch("upload"))
@@ -172,6 +175,86 @@ def _durable(options: Options, episodes: Sequence[Rollout], uri: str | None) -> 
         )
         for name, seconds in in_turns(contenders, options.repeats).items()
     ]
+
+
+# -- tensors alone, beside a replay buffer -----------------------------------------------------------------------------
+
+
+_TENSOR_STEPS = 200  # an episode; sizes of MuJoCo's HalfCheetah
+
+
+def _tensors(options: Options) -> list[Result]:
+    """Steps of classic RL, an episode after the other, until they are in files."""
+    count = options.steps_from
+    rng = np.random.default_rng(0)
+    shapes = {"observation": (17,), "action": (6,)}
+    episodes = [
+        {name: rng.random((_TENSOR_STEPS, *shape), np.float32) for name, shape in shapes.items()}
+        | {"reward": rng.random(_TENSOR_STEPS)}
+        for _ in range(count)
+    ]
+    sizes: dict[str, int] = {}
+
+    def ours() -> Cost:
+        folder = options.scratch("tensors")
+        lake = trajlake.create(folder / "lake")
+
+        def write() -> None:
+            for each in episodes:
+                with writer.episode() as episode:
+                    for number in range(_TENSOR_STEPS):
+                        episode.step(
+                            observation=each["observation"][number],
+                            action=each["action"][number],
+                            reward=float(each["reward"][number]),
+                            terminated=number == _TENSOR_STEPS - 1,
+                        )
+            writer.flush()
+
+        with lake.writer("bench", "w", spool=folder / "spool") as writer:
+            cost = _cost(write)
+        sizes[OURS] = folder_bytes(folder / "lake" / "landing")
+        return cost
+
+    def by_torchrl() -> Cost:
+        import torch
+        from tensordict import TensorDict
+        from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
+
+        folder = options.scratch("torchrl")
+        storage = LazyMemmapStorage(count * _TENSOR_STEPS, scratch_dir=folder)
+        buffer = TensorDictReplayBuffer(storage=storage, batch_size=256)
+
+        def extend() -> None:
+            for each in episodes:
+                done = torch.zeros(_TENSOR_STEPS, 1, dtype=torch.bool)
+                done[-1] = True
+                columns = {name: torch.from_numpy(array) for name, array in each.items()}
+                buffer.extend(TensorDict({**columns, "done": done}, [_TENSOR_STEPS]))
+
+        cost = _cost(extend)
+        sizes["TorchRL LazyMemmapStorage"] = folder_bytes(folder)
+        return cost
+
+    contenders: dict[str, Callable[[], Cost]] = {OURS: ours}
+    note = "not installed: pip install -e '.[bench-torch]'"
+    if is_there := find_spec("torchrl") is not None:
+        contenders["TorchRL LazyMemmapStorage"] = by_torchrl
+        note = "an episode at once, already stacked; mapped memory, not synced, and for this process alone"
+    case = f"{count} episodes of {_TENSOR_STEPS} steps of tensors until in files: local"
+    notes = {OURS: "a step at a time, flush() with durability remote", "TorchRL LazyMemmapStorage": note}
+    found = [
+        Result(
+            case,
+            name,
+            median(seconds for (seconds,), _ in costs),
+            processor=median(processor for _, processor in costs),
+            size=sizes[name],
+            note=notes[name],
+        )
+        for name, costs in in_turns(contenders, options.repeats).items()
+    ]
+    return found if is_there else [*found, Result(case, "TorchRL LazyMemmapStorage", None, note=note)]
 
 
 # -- the upload alone --------------------------------------------------------------------------------------------------

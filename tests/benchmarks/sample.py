@@ -1,7 +1,7 @@
 """What a trainer waits for: batches by a sampler, a shuffled epoch, the index of a million episodes and draws from it.
 
-Peers: Lance `take` by row numbers that are known from elsewhere; a sequential scan of our own files; cpprb's
-prioritized buffer where it is installed (`pip install cpprb`); a cumulative sum in numpy.
+Peers: Lance `take` by row numbers that are known from elsewhere; a sequential scan of our own files; the prioritized
+buffers of cpprb and TorchRL where they are installed (extra `bench-torch`); a cumulative sum in numpy.
 """
 
 from __future__ import annotations
@@ -144,11 +144,20 @@ def _million(folder: Path, episodes: int, repeats: int) -> list[Result]:
     }
     if importlib.util.find_spec("cpprb"):
         contenders["cpprb"] = lambda: alone(f"{_HERE}:by_cpprb", episodes=episodes)
+    if importlib.util.find_spec("torchrl"):
+        contenders["TorchRL"] = lambda: alone(f"{_HERE}:by_torchrl", episodes=episodes)
+    missing = [
+        Result(f"{DRAWS:,} prioritized draws of {episodes:,} episodes, {_AT_ONCE} at a time", name, None,
+               note="not installed: pip install -e '.[bench-torch]'")
+        for name in ("cpprb", "TorchRL")
+        if name not in contenders
+    ]  # fmt: skip
     found = in_turns(contenders, repeats, warm_up=False)
     notes = {
         OURS: "sum tree; ids, importance weights and counts included; a function of seed and position",
         "numpy, cumulative sum": "indexes alone; each change of a priority costs the whole sum again",
-        "cpprb": "C++ segment tree; indexes and importance weights",
+        "cpprb": "C++ segment tree; the stored items with indexes and importance weights",
+        "TorchRL": "C++ sum tree, storage in memory; the stored items with indexes and importance weights",
     }
     first = Result(
         f"open the index of {episodes:,} episodes for prioritized draws",
@@ -157,15 +166,19 @@ def _million(folder: Path, episodes: int, repeats: int) -> list[Result]:
         memory=max(each.memory for each in opened),
         note="snapshot, filter, sort, sum tree; local folder; goal: at most 2 s",
     )
-    return [first] + [
-        Result(
-            f"{DRAWS:,} prioritized draws of {episodes:,} episodes, {_AT_ONCE} at a time",
-            name,
-            median(each.value for each in runs),
-            note=notes[name],
-        )
-        for name, runs in found.items()
-    ]
+    return (
+        [first]
+        + [
+            Result(
+                f"{DRAWS:,} prioritized draws of {episodes:,} episodes, {_AT_ONCE} at a time",
+                name,
+                median(each.value for each in runs),
+                note=notes[name],
+            )
+            for name, runs in found.items()
+        ]
+        + missing
+    )
 
 
 def make_index(folder: Path, episodes: int) -> None:
@@ -227,6 +240,19 @@ def by_cpprb(episodes: int) -> Callable[[], float]:
         count = min(10_000, episodes - start)
         buffer.add(item=np.arange(start, start + count), priorities=rng.random(count))
     return lambda: _seconds(lambda: buffer.sample(_AT_ONCE, beta=0.4))
+
+
+def by_torchrl(episodes: int) -> Callable[[], float]:
+    import torch
+    from tensordict import TensorDict
+    from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+
+    buffer = TensorDictPrioritizedReplayBuffer(
+        alpha=0.6, beta=0.4, storage=LazyTensorStorage(episodes), batch_size=_AT_ONCE
+    )
+    torch.manual_seed(0)
+    buffer.extend(TensorDict({"item": torch.arange(episodes), "td_error": torch.rand(episodes)}, [episodes]))
+    return lambda: _seconds(buffer.sample)
 
 
 def _seconds(draw: Callable[[], Any]) -> float:
