@@ -3,7 +3,7 @@
 What a store sees of such data is its sizes and its redundancy, so both are modelled: a system prompt a domain that
 every episode repeats, tasks that several trials share, records that tools return again and again, text whose words
 and phrases follow Zipf's law, identifiers and numbers that do not compress, tool results with a heavy tail, token
-ids with Zipf frequencies, log-probabilities that are mostly near zero. `python -m tests.benchmarks.data` prints how
+ids with Zipf frequencies, log-probabilities by a log-softmax in float32. `python -m tests.benchmarks.data` prints how
 the result compares with the real file.
 """
 
@@ -41,9 +41,10 @@ def realdata() -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def rollouts(count: int, seed: int = 0) -> Iterator[Rollout]:
-    """`count` made-up episodes, one at a time: TRIALS a task, tasks of two domains in turn."""
-    world = _World(np.random.default_rng(seed))
+def rollouts(count: int, seed: int = 0, full_precision: bool = False) -> Iterator[Rollout]:
+    """`count` made-up episodes, one at a time: TRIALS a task, tasks of two domains in turn. With `full_precision` all
+    bits of the log-probabilities are random: the worst that a store can be given."""
+    world = _World(np.random.default_rng(seed), full_precision)
     for number in range(count):
         yield world.rollout(number)
 
@@ -84,6 +85,29 @@ def as_lists(rollout: Rollout) -> Rollout:
     return Rollout(rollout.episode_id, rollout.begin, steps, rollout.end)
 
 
+def log_probabilities(rng: np.random.Generator, count: int) -> np.ndarray[Any, Any]:
+    """Of sampled tokens, as inference servers compute them: a log-softmax in float32 over logits in bfloat16, of the 16
+    likeliest tokens and, as one mass, of the rest of the vocabulary. Half of the tokens are nearly certain, as after
+    post-training; a sixth is exactly 0. No published file that we know has real ones to compare with."""
+    certain = rng.random(count) < 0.5
+    lead = np.where(certain, rng.gamma(4.0, 3.5, count), rng.exponential(1.6, count))  # over the next token
+    behind = np.cumsum(rng.exponential(0.7, (count, 16)), axis=1) + (lead - 0.7)[:, None]
+    behind[:, 0] = 0.0
+    logits = _bfloat16(rng.normal(24.0, 3.0, (count, 1)) - np.maximum(behind, 0.0))
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    rest = (TOKEN_VOCABULARY - 16) * np.exp(-lead - 14.0 - rng.gamma(2.0, 1.0, count))
+    sums = np.exp(shifted).sum(axis=1, dtype=np.float32) + rest.astype(np.float32)
+    found = shifted - np.log(sums)[:, None]
+    ends = np.cumsum(np.exp(found.astype(np.float64)), axis=1)
+    chosen = (rng.random(count)[:, None] * ends[:, -1:] > ends).sum(axis=1)
+    return np.asarray(found[np.arange(count), chosen])
+
+
+def _bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
 class _Words:
     """Text by Zipf's law: words in sentences, half of them within phrases that come again."""
 
@@ -120,11 +144,13 @@ class _Words:
 class _World:
     """The domains, their records, and the random state from which episodes are made in order."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: np.random.Generator, full_precision: bool) -> None:
         self._rng = rng
+        self._full_precision = full_precision
         self._words = _Words(rng)
         self._domains = [_Domain(name, rng, self._words) for name in ("airline", "retail")]
         self._tokens = np.empty(0, np.int32)
+        self._logprobs = np.empty(0, np.float32)
         self._token_sums = np.cumsum(_zipf(TOKEN_VOCABULARY, 1.1))
         self._token_names = rng.permutation(TOKEN_VOCABULARY).astype(np.int32)
         self._clock = 1_760_000_000.0
@@ -190,7 +216,12 @@ class _World:
             drawn = np.searchsorted(self._token_sums, rng.random(1 << 18)).clip(max=TOKEN_VOCABULARY - 1)
             self._tokens = self._token_names[drawn]
         step["token_ids"], self._tokens = self._tokens[:length].copy(), self._tokens[length:]
-        step["logprobs"] = -rng.gamma(0.25, 0.9, length).astype(np.float32)
+        if self._full_precision:
+            step["logprobs"] = -rng.gamma(0.25, 0.9, length).astype(np.float32)
+        else:
+            if len(self._logprobs) < length:
+                self._logprobs = log_probabilities(rng, 1 << 15)
+            step["logprobs"], self._logprobs = self._logprobs[:length].copy(), self._logprobs[length:]
         step["completion_tokens"] = length
         step["prompt_tokens"] = int(rng.integers(2_000, 12_000))
         step["latency_ms"] = float(rng.lognormal(7.0, 0.5))

@@ -1,4 +1,8 @@
-"""A random batch of 256 episodes with all their steps, as Arrow tables; and as Python objects."""
+"""A random batch of 256 episodes with all their steps, as Arrow tables; and as Python objects. Nobody keeps what was
+decoded for an earlier batch: what that is worth is measured in `sample`.
+
+The same episodes with log-probabilities of full precision show what the made-up precision of the others does.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,11 @@ def run(options: Options) -> list[Result]:
     results = _at(local_place(options.corpus), options.corpus, options.batches)
     if options.s3:
         results += _at(s3_place(options.corpus, options), options.corpus, max(2, options.batches // 2))
-    return results
+    full = Corpus(options.scratch("full"), "full-precision", options.corpus.episodes, full_precision=True)
+    return results + _at(local_place(full), full, options.batches, what="full-precision log-probabilities, ")
 
 
-def _at(place: Place, corpus: Corpus, batches: int) -> list[Result]:
+def _at(place: Place, corpus: Corpus, batches: int, what: str = "") -> list[Result]:
     draw = random.Random(2)
     drawn = [draw.sample(corpus.episode_ids, BATCH) for _ in range(batches + 1)]
     readers = {name: make(place) for name, make in READERS.items()}
@@ -30,8 +35,8 @@ def _at(place: Place, corpus: Corpus, batches: int) -> list[Result]:
     found = latencies(tables, drawn[1:], drawn[:1], same_table)
     as_objects = latencies(objects, drawn[1:], drawn[:1], _same_objects)
     return [
-        *_results(f"{place.name}, Arrow", corpus, found, requests),
-        *_results(f"{place.name}, Python objects", corpus, as_objects, ""),
+        *_results(f"{what}{place.name}, Arrow", corpus, found, requests),
+        *_results(f"{what}{place.name}, Python objects", corpus, as_objects, ""),
     ]
 
 

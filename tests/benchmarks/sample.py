@@ -48,12 +48,14 @@ def run(options: Options) -> list[Result]:
 
 
 class OurSampler:
-    """A uniform sampler without repetition within a batch, as the peers are asked: by epochs."""
+    """A uniform sampler without repetition within an epoch. `keeps` row groups that it decoded for later batches, as
+    samplers do, or reads each batch as if it were the only one."""
 
-    def __init__(self, place: Place, size: int) -> None:
+    def __init__(self, place: Place, size: int, keeps: bool) -> None:
         self.size = size
+        self._keeps = keeps
         self.sampler: Sampler = trajlake.connect(place.lake_uri).snapshot().sampler("epochs", seed=3)
-        self.sampler.batch(size)
+        self.batch(None)
 
     def ids(self) -> list[str]:
         """The ids of the next batch, for the peers, without drawing it."""
@@ -63,29 +65,38 @@ class OurSampler:
         return drawn
 
     def batch(self, _: Any) -> pa.Table:
-        return self.sampler.batch(self.size).steps
+        if self._keeps:
+            return self.sampler.batch(self.size).steps
+        rows = self.sampler.population.rows[self.sampler.draw(self.size).pieces.row]
+        return pa.concat_tables(self.sampler.snapshot.steps_of(rows))
 
 
 def _batches(place: Place, corpus: Corpus, batches: int) -> list[Result]:
+    return [each for keeps in (False, True) for each in _batches_of(place, corpus, batches, keeps)]
+
+
+def _batches_of(place: Place, corpus: Corpus, batches: int, keeps: bool) -> list[Result]:
+    """Of one epoch: no episode comes twice, so that a peer that decodes episodes alone could keep none for later."""
     size = min(BATCH, corpus.episodes // (batches + 2))
-    ours, lance = OurSampler(place, size), LanceByRow(place)
+    ours, lance = OurSampler(place, size, keeps), LanceByRow(place)
     lance.batch(random.Random(1).sample(corpus.episode_ids, size))
     warm, *drawn = _sequence(ours, batches + 1)
-    ours = OurSampler(place, size)
+    ours = OurSampler(place, size, keeps)
     contenders: dict[str, Callable[[Any], Any]] = {OURS: ours.batch, "Lance, take by row": lance.batch}
     found = latencies(contenders, drawn, [warm], same_table)
     sizes = Sizes(corpus)
+    case = f"a batch of {size} by a sampler, {place.name}, {'row groups kept' if keeps else 'nothing kept'}"
     return [
         Result(
-            f"a batch of {size} by a sampler, {place.name} (median of {len(seconds)})",
+            f"{case} (median of {len(seconds)})",
             name,
             median(seconds),
             p95=percentile(seconds, 95),
             size=sizes.of(name),
             time_goal=1.0 if name != OURS else None,
             size_goal=1 / 0.65 if name != OURS else None,
-            note=f"keeps up to {CACHE_BYTES >> 20} MiB of decoded row groups from one batch to the next"
-            if name == OURS
+            note=f"keeps up to {CACHE_BYTES >> 20} MiB of decoded row groups, in which this lake fits whole or in part"
+            if keeps and name == OURS
             else "",
         )
         for name, seconds in found.items()
