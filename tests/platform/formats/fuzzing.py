@@ -4,7 +4,7 @@
 
 Inputs are rows with things changed in them (`mutation.mutated`), files with bytes changed in them, and archives whose
 members were changed so that their checksums are right. They are made of small rows and of cut real ones; Hypothesis
-makes a fifth of them, and dice the others. What fails
+makes one of twenty, and dice the others. What fails
 goes on with the next input, and is kept in the folder; the last line that is printed holds the figures as JSON.
 """
 
@@ -276,7 +276,7 @@ def fuzz(name: str, examples: int, folder: Path, realdata: Path | None) -> dict[
         figures["slowest_s"] = max(figures["slowest_s"], round(time.process_time() - started, 3))
 
     made = Inputs(name, folder, realdata)
-    by_hypothesis = examples // 5
+    by_hypothesis = examples // 20
 
     @st.composite
     def inputs(draw: st.DrawFn) -> Input:
