@@ -1,8 +1,8 @@
 """One unit's work without any storage: events in, step rows and episode rows out, and a sum that adds up.
 
 All events of an episode are in one unit. A *take* is what one writer epoch recorded of one attempt at an episode;
-where there are several takes, the complete one wins, then the later attempt, then the later epoch. Nothing is
-ordered by clocks.
+where there are several takes, the complete one wins, then the later attempt, then of takes that were cut off the
+longest, then the later epoch. Nothing is ordered by clocks.
 """
 
 from __future__ import annotations
@@ -145,9 +145,14 @@ def _choose(
             complete=(pl.col("kind") == "end").any(),
             begun=(pl.col("kind") == "begin").any() | ~pl.col("episode_id").first().is_in(list(known)),
             epoch=pl.col("epoch").first(),
+            length=pl.len(),
         )
         .with_columns(pl.col("complete") & pl.col("begun"))
-        .sort(["episode_id", "complete", "attempt", "epoch", "writer"], descending=[False, True, True, True, True])
+        .with_columns(length=pl.when("complete").then(0).otherwise("length"))
+        .sort(
+            ["episode_id", "complete", "attempt", "length", "epoch", "writer"],
+            descending=[False, True, True, True, True, True],
+        )
         .with_columns(first=pl.int_range(pl.len()).over("episode_id") == 0)
     )
     verdicts: list[str] = []

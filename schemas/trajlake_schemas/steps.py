@@ -45,7 +45,7 @@ STEP_CONTENT: tuple[Column, ...] = (
     Column(
         "parent_step",
         pa.int32(),
-        "`step_index` of the step that this one follows, where the conversation forks.",
+        "`step_index` of the step that this one follows, where the conversation forks; -1 where it follows none.",
         null="the previous step",
         unit="step",
     ),

@@ -124,6 +124,14 @@ def test_the_complete_attempt_wins_over_a_later_one_that_was_cut_off(lake):
     assert lake.snapshot().episode("e0001").steps[0]["message"] == "complete 1/0"
 
 
+def test_of_two_takes_that_were_cut_off_the_longer_one_is_sealed(lake):
+    for worker, steps in (("a", 4), ("b", 5), ("c", 2)):
+        with lake.writer(run="run", worker=worker) as writer:
+            record_episode(writer, 1, end=False, steps=steps, message=worker)
+    compact(lake, stale_after=0)
+    assert [step["message"] for step in lake.snapshot().episode("e0001").steps] == [f"b 1/{n}" for n in range(5)]
+
+
 def test_the_later_of_two_complete_attempts_wins_also_in_a_later_compaction(lake):
     record(lake, range(5), message="first")
     compact(lake)

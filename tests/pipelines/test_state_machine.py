@@ -149,7 +149,11 @@ class Machine(RuleBasedStateMachine):
         def complete(take: Take) -> bool:
             return take.complete and whole(take)
 
-        ranked = sorted(takes, key=lambda take: (complete(take), take.attempt, take.order), reverse=True)
+        def length(take: Take) -> int:
+            """Of takes that were cut off the longest is kept."""
+            return 0 if complete(take) else take.begun + len(take.messages) + take.complete
+
+        ranked = sorted(takes, key=lambda take: (complete(take), take.attempt, length(take), take.order), reverse=True)
         first, *others = ranked
         waits = not complete(first) and not (sealed and whole(first))
         older = before is not None and before.complete and first.attempt <= before.take.attempt

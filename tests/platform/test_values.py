@@ -332,3 +332,9 @@ def test_any_episode_comes_back_equal_through_writer_and_compaction(given_episod
                             assert stored.tobytes() == array.astype(stored.dtype).tobytes()
                     elif name not in {"tool_calls", "tool_results"}:  # as in the test of steps above
                         assert same(value, found.steps[index][name]), name
+
+
+def test_a_step_of_the_first_writers_that_begins_anew_follows_no_step():
+    row = {"parent_step": None, "extra": '{"begins_anew":true}'}
+    assert restored(row)["parent_step"] == -1
+    assert restored({"parent_step": None, "extra": None})["parent_step"] is None

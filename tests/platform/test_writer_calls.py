@@ -67,8 +67,8 @@ def test_where_history_was_rewritten_the_conversation_forks(lake):
         "d",
         "b again",
     ]
-    assert [step["parent_step"] for step in steps] == [None, None, None, 0, None, 2, None, None, None, 3]
-    assert [step["extra"] for step in steps if step["extra"]] == ['{"begins_anew":true}']
+    assert [step["parent_step"] for step in steps] == [None, None, None, 0, None, 2, None, -1, None, 3]
+    assert not any(step["extra"] for step in steps)
 
 
 def test_an_answer_that_is_sent_back_without_its_reasoning_is_no_other_history(lake):

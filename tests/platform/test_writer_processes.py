@@ -144,6 +144,38 @@ def test_sigterm_ends_episodes_as_aborted_and_flushes(lake):
     assert lake.snapshot().episode("whole").episode["status"] == "completed"
 
 
+def test_a_signal_in_the_middle_of_a_step_neither_hangs_the_writer_nor_loses_an_event(lake):
+    class Interruption(Exception):
+        pass
+
+    def interrupt(*_):
+        raise Interruption
+
+    returned = 0
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with lake.writer("run", "w") as writer, writer.episode(episode_id="e") as episode:
+            for turn in range(500):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 20e-6 + turn * 1e-6)
+                    while True:
+                        episode.step(message="x")
+                        returned += 1
+                except Interruption:
+                    pass
+            recorded = writer.stats.events
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    sequences = [
+        event["sequence"]
+        for info in lake.store.list("landing/")
+        for event in decode_segment(lake.store.get(info.key), info.key).to_pylist()
+    ]
+    assert sorted(sequences) == list(range(recorded + 1))
+    assert recorded > returned, "the begin, and what was recorded before the signal came"
+
+
 def test_sigterm_is_left_to_who_handles_it(lake):
     rest = "writer.close()\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
     rest += "writer = trajlake.connect(sys.argv[1]).writer('run', 'w2')\nos.kill(os.getpid(), signal.SIGTERM)"

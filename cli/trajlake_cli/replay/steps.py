@@ -104,7 +104,7 @@ def _facts(step: Step) -> str:
         facts.append(f"{tokens:,} token{'' if tokens == 1 else 's'}")
     parent = step.get("parent_step")
     if parent is not None and parent != step["step_index"] - 1:
-        facts.append(f"follows step {parent}")
+        facts.append("follows no step" if parent < 0 else f"follows step {parent}")
     if step.get("is_copied_context"):
         facts.append("copied context")
     return " · ".join(facts)

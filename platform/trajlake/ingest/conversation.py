@@ -66,10 +66,7 @@ class Conversation:
         fresh: list[_Message] = []
         for index, (step, message) in enumerate(zip(steps, given, strict=True), next_step):
             parent = path[-1].step if path else _ROOT
-            if parent == _ROOT and index:
-                # That no step precedes it is what `parent_step` cannot say: null means the previous step.
-                step["extra"] = {**(step.get("extra") or {}), "begins_anew": True}
-            elif parent != index - 1:
+            if parent != index - 1:
                 step["parent_step"] = parent
             fresh.append(_Message(index, parent, message, _reasoning(message)))
             path.append(fresh[-1])

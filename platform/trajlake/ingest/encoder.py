@@ -101,8 +101,8 @@ class Encoder:
                 )
             self._queue.changed.wait(left)
 
-    def stop(self, timeout: float) -> bool:
-        """Write what is queued, close the last segment, end the thread. False where time ran out."""
+    def stop(self, timeout: float) -> None:
+        """Write what is queued, close the last segment, end the thread; after `timeout` seconds whatever is left."""
         with self._queue.changed:
             self._stopping = True
             self._queue.changed.notify_all()
@@ -111,7 +111,6 @@ class Encoder:
             self._giving_up = True
             self._queue.changed.notify_all()
         self._thread.join(1.0)
-        return self.written >= self._queue.sequence
 
     def uploaded(self, segment: ClosedSegment) -> None:
         """A segment has reached the store: its room is free."""
@@ -144,8 +143,9 @@ class Encoder:
                     return
                 if not _AWAITED.isdisjoint(event[0] for event in events):
                     self._segment_due = min(self._segment_due, time.monotonic() + self._options.linger_seconds)
+                size = sum(event[-1] for event in events)
                 with self._queue.changed:
-                    self._queue.queued -= sum(event[-1] for event in events)
+                    self._queue.queued -= size
                     self.written = events[-1][3] + 1
                     if isinstance(self._segment, MemorySegment):
                         self.in_memory = self.written

@@ -128,13 +128,8 @@ class Episode:
         """
         row = _with_tensors(fields) if "observation" in fields or "action" in fields else cast(Row, fields)
         size = freeze_step(row)
-        # Not `with`, here and in the queue: of what a lock costs, that is the larger half.
-        lock = self._lock
-        lock.acquire()
-        try:
+        with self._lock:
             return self._add(row, size)
-        finally:
-            lock.release()
 
     async def astep(self, **fields: Unpack[StepFields]) -> int:
         """`step`, while the event loop goes on: it waits in another thread where memory is full."""

@@ -45,7 +45,6 @@ class EventQueue:
     def __init__(self, run: str, limit: int, *, drops: bool) -> None:
         self._lock = threading.Lock()
         self.changed = threading.Condition(self._lock)
-        self.sequence = 0
         self.queued = 0
         self.held = 0
         self.accepting = True
@@ -59,6 +58,7 @@ class EventQueue:
         self._limit = limit
         self._drops = drops
         self._events: list[Queued] = []
+        self._first = 0  # the number of the first of them
         self._torn: dict[tuple[str, int], int] = {}  # steps that were dropped; -1: the begin was
         self._logged_at = -_LOG_AGAIN
         self._failure: BaseException | None = None
@@ -68,9 +68,9 @@ class EventQueue:
     def put(self, kind: str, episode_id: str, attempt: int, row: Row, size: int, wait: bool = True) -> bool:
         """Queue one event of about `size` bytes. Where memory is full it waits, or drops and counts; False where it
         would have to wait and may not. Raises WriterClosed."""
-        lock = self._lock  # of `changed` itself, which is taken in C
-        lock.acquire()
-        try:
+        # A signal's handler may raise between any two lines here: `with` gives the lock back even then, and only the
+        # append makes an event, its number included.
+        with self._lock:  # of `changed` itself, which is entered in C
             if not self.accepting or self.queued + self.held > self._limit or self._torn:
                 if not self.accepting:
                     raise self._reason(episode_id)
@@ -82,20 +82,24 @@ class EventQueue:
                 elif not self._has_room(wait):
                     return False
             now = (self._epoch_start + _clock(_CLOCK)) // 1000
-            # No Event: making one takes five times as long as making a tuple, and it is read as one anyway.
-            self._events.append((kind, episode_id, attempt, self.sequence, now, row, size))
-            self.sequence += 1
             before = self.queued
             self.queued = before + size
+            events = self._events
+            # No Event: making one takes five times as long as making a tuple, and it is read as one anyway.
+            events.append((kind, episode_id, attempt, self._first + len(events), now, row, size))
             if before < self.batch_bytes <= self.queued:
                 self.changed.notify_all()
-        finally:
-            lock.release()
         return True
+
+    @property
+    def sequence(self) -> int:
+        """How many events there were so far, which is the number of the next one. Read it with `changed` held."""
+        return self._first + len(self._events)
 
     def take(self) -> list[Queued]:
         """All that is queued. Call it with `changed` held."""
         events, self._events = self._events, []
+        self._first += len(events)
         return events
 
     def __len__(self) -> int:

@@ -47,7 +47,8 @@ class Recorder:
 
     def flush(self, deadline: float | None) -> None:
         """Return when what was recorded before is as durable as was chosen. Raises NotDurable or a StoreError."""
-        wanted = self._queue.sequence
+        with self._queue.changed:
+            wanted = self._queue.sequence
         if self._options.durability == "memory":
             self._queue.check()
         elif self._options.durability == "spool":
@@ -71,18 +72,18 @@ class Recorder:
         with self._queue.changed:
             self._queue.accepting = False
             self._queue.changed.notify_all()
+            wanted = self._queue.sequence
         reason = ""
         try:
-            self._flush_remote(self._queue.sequence, deadline)
+            self._flush_remote(wanted, deadline)
         except TrajlakeError as error:
             reason = str(error)
         self._encoder.stop(max(0.1, deadline - time.monotonic()))
         in_memory = self._uploader.stop(max(0.1, deadline - time.monotonic()), finished=not reason)
         kept = self._keep(in_memory)
         self._uploader.release_when_done()
-        memory_events = self._queue.sequence - self._encoder.written
-        memory_events += sum(segment.events for segment in in_memory) - kept
-        return self.report(reason, memory_events)
+        memory_events = wanted - self._encoder.written + sum(segment.events for segment in in_memory) - kept
+        return self.report(reason, wanted, memory_events)
 
     def _keep(self, in_memory: list[ClosedSegment]) -> int:
         """Bring segments that waited in memory to the disk, for the next start. Returns how many events that saved."""
@@ -97,11 +98,11 @@ class Recorder:
                 log.error("a segment that waited in memory could not be written to %s: %s", self._folder.path, error)
         return kept
 
-    def report(self, reason: str, memory_events: int) -> CloseReport:
-        """How far everything got."""
+    def report(self, reason: str, events: int, memory_events: int) -> CloseReport:
+        """How far all of the events got."""
         refused = len(self._encoder.refused)
-        durable = min(self._uploader.durable_events, self._queue.sequence) - refused
-        remaining = self._queue.sequence - durable
+        durable = min(self._uploader.durable_events, events) - refused
+        remaining = events - durable
         if refused and not reason:
             reason = f"{refused} events could not be stored, first {self._encoder.refused[0]}"
         return CloseReport(

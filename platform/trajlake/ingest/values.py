@@ -292,8 +292,8 @@ def _tags(value: Any) -> list[tuple[str, str]]:
 
 def _parent_step(value: Any) -> int:
     number = _integer(value)
-    if not 0 <= number <= _INT32_MAX:
-        raise UsageError(f"must be the index of an earlier step, not {number}")
+    if not -1 <= number <= _INT32_MAX:
+        raise UsageError(f"must be the index of an earlier step, or -1 for none, not {number}")
     return number
 
 

@@ -45,6 +45,8 @@ def restored(row: dict[str, Any]) -> dict[str, Any]:
     if text:
         for path, original in json.loads(text).items():
             _put(row, path.split("."), _decoded(original))
+    if row.get("parent_step", 0) is None and '"begins_anew":true' in (row.get("extra") or ""):
+        row["parent_step"] = -1  # as the first writers said it
     if row.get("tags") is not None:
         row["tags"] = dict(row["tags"])
     return row

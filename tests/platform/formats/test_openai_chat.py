@@ -224,7 +224,7 @@ def test_what_our_own_export_writes_into_messages_comes_in_again(put: Any) -> No
         {"loss_mask": [0.5]},
         {"timestamp": "now"},
         {"error": {"code": 1}},
-        {"parent_step": -1},
+        {"parent_step": -2},
         {"tensors": [{"name": "a", "dtype": "object", "shape": [1], "data": ""}]},
         {"tensors": [{"name": "a", "dtype": "float32", "shape": [-1], "data": "AAAAAA=="}]},
         {"tensors": [{"name": "a", "dtype": "float32", "shape": [9], "data": "AAAAAA=="}]},
