@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -366,3 +367,26 @@ def test_tensors_without_values_are_refused_by_name(tmp_path):
 
 
 # -- the documentation ---------------------------------------------------------------------------------------------
+
+
+def test_the_trainer_of_the_documentation_raises_the_chance_of_what_was_rewarded(lake):
+    text = (Path(__file__).resolve().parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
+    section = text.partition("## Using it from a trainer")[2].partition("\n## ")[0]
+    blocks = [block.partition("```")[0] for block in section.split("```python\n")[1:]]
+    assert len(blocks) == 3
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(64, 16), torch.nn.Linear(16, 64))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    names = {"lake": lake, "model": model, "optimizer": optimizer}
+
+    def chances():  # of the tokens of odd episodes, which were rewarded, after the prompt
+        after = torch.softmax(model(torch.tensor([2])), -1)[0]
+        return after[[10 + number for number in range(1, 20, 2)]].sum().item()
+
+    before = chances()
+    for block in blocks:
+        exec(block, names)
+    assert chances() > before
+    assert names["state"]["position"] > 0
+    assert all(len(row["input_ids"]) == 4096 for row in names["rows"])
+    assert names["sampler"].left_out == {}
