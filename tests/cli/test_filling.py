@@ -115,7 +115,7 @@ def test_compact_seals_what_is_stale(run: Any, lake: str, tmp_path: Path) -> Non
         writer.episode(task_id="t").step(message="and then the machine died")
     assert "1 episode has not ended yet" in run("compact", "--lake", lake).stdout
     assert "1 stale episode was sealed as aborted" in run("compact", "--lake", lake, "--stale-after", "0s").stdout
-    assert len(json.loads(run("episodes", "--failed", "--lake", lake, "-o", "json").stdout)) == 1
+    assert len(json.loads(run("episodes", "--status", "aborted", "--lake", lake, "-o", "json").stdout)) == 1
 
 
 @pytest.mark.e2e

@@ -44,7 +44,7 @@ def test_sql_over_episodes_and_steps(lake):
     [
         ("SELECT rewrd FROM episodes", "unknown column 'rewrd': did you mean reward or rewards"),
         ("SELEC 1", "found: SELEC"),
-        ("SELECT * FROM nowhere", "relation 'nowhere' was not found"),
+        ("SELECT * FROM nowhere", "there is no table 'nowhere'"),
         ("SELECT foo(1)", "unsupported function 'foo'"),
         ("SELECT reward + status FROM episodes", "arithmetic"),
     ],
