@@ -17,6 +17,9 @@ Element = dict[str, Any]
 Make = Callable[[ObjectStore, int], Plan | None]
 """Makes the plan of a number, or None where there is nothing to do."""
 
+NATIVE = frozenset({"compact", "optimize"})
+"""Kinds whose units work outside the interpreter, nearly all of the time."""
+
 
 def elements_of(plan: Plan) -> list[Element]:
     """The units of a plan as they cross a shuffle; each has a `number`."""

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 
 from trajlake.ingest.segment import EVENT_SCHEMA, SegmentName
 from trajlake.table.rewrite import NO_REASON
-from trajlake.table.rows import content_hashes, token_audits
+from trajlake.table.rows import content_hashes, token_audits, whole
+from trajlake_pipelines.units import PlannedSegment
 from trajlake_schemas import EPISODES, STEPS
 from trajlake_schemas.episodes import BEGIN, OUTCOME
 from trajlake_schemas.steps import STEP_CONTENT
@@ -68,23 +69,26 @@ class Decisions:
 
 @dataclass
 class Merged:
-    """What a unit found: `steps` in table order, `lengths` rows an episode, and `episodes` without places yet."""
+    """What a unit found: `steps` in table order, `lengths` rows an episode, and `episodes` without places yet; by the
+    key of each segment how many events were this unit's, and those of its episodes that wait."""
 
     steps: pa.Table
     lengths: list[int]
     episodes: pa.Table
     sums: Sums
     decisions: Decisions
+    events_by_segment: dict[str, int] = field(default_factory=dict)
+    pending_by_segment: dict[str, list[str]] = field(default_factory=dict)
     late_scores: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     late_retractions: dict[str, str] = field(default_factory=dict)
 
 
 def merge(
-    segments: Sequence[tuple[SegmentName, pa.Table]],
+    segments: Sequence[tuple[PlannedSegment, pa.Table]],
     known: Mapping[str, KnownEpisode],
     seal: frozenset[str],
 ) -> Merged:
-    """Merge the events of one unit.
+    """Merge the events of one unit: of each segment all, or those of the episodes that the plan names.
 
     `known` has the episodes of this unit that the table holds already; `seal` those that are to be sealed as
     aborted where no end was recorded.
@@ -106,32 +110,45 @@ def merge(
     sums.steps = int((kept["kind"] == "step").sum())
     sums.begins_and_ends = len(kept) - sums.steps
 
-    episodes, steps, lengths = _rows(events, segments, kept)
+    names = [SegmentName.parse(segment.key) for segment, _ in segments]
+    episodes, steps, lengths = _rows(events, names, kept)
     merged = Merged(steps, lengths, episodes, sums, decisions)
     _apply_late(events, unique, merged, known)
+    _say_by_segment([segment.key for segment, _ in segments], keys, merged)
     if sums.explained != sums.events:
         raise AssertionError(f"{sums.events} events came in, {sums.explained} are accounted for: {sums}")
     return merged
 
 
-def _keys(segments: Sequence[tuple[SegmentName, pa.Table]], events: pa.Table) -> pl.DataFrame:
-    """The light columns of the events, with their row and their writer (numbered in the order of epochs)."""
-    writers = sorted({(name.run_id, name.worker_id, name.epoch) for name, _ in segments})
+def _keys(segments: Sequence[tuple[PlannedSegment, pa.Table]], events: pa.Table) -> pl.DataFrame:
+    """The light columns of this unit's events, with their row in `events`, their segment (its place in `segments`),
+    and their writer (numbered in the order of epochs). What other units take stays in `events`: to leave it out there
+    would copy the rest."""
+    names = [SegmentName.parse(segment.key) for segment, _ in segments]
+    writers = sorted({(name.run_id, name.worker_id, name.epoch) for name in names})
     numbers = {writer: number for number, writer in enumerate(writers)}
-    writer = np.repeat(
-        [numbers[name.run_id, name.worker_id, name.epoch] for name, _ in segments],
-        [len(table) for _, table in segments],
-    ).astype(np.int32)
+    lengths = [len(table) for _, table in segments]
+    mine = [
+        np.ones(len(table), bool)
+        if segment.episodes is None
+        else pc.is_in(table["episode_id"], pa.array(segment.episodes, pa.string())).to_numpy()
+        for segment, table in segments
+    ]
     keys = pl.from_arrow(events.select(["kind", "episode_id", "attempt", "sequence"]))
     assert isinstance(keys, pl.DataFrame)
-    epochs = pl.DataFrame(
-        {"writer": range(len(writers)), "epoch": [epoch for _, _, epoch in writers]},
-        schema={"writer": pl.Int32, "epoch": pl.Int32},
+    of_segment = pl.DataFrame(
+        {
+            "segment": range(len(names)),
+            "writer": [numbers[name.run_id, name.worker_id, name.epoch] for name in names],
+            "epoch": [name.epoch for name in names],
+        },
+        schema={"segment": pl.Int32, "writer": pl.Int32, "epoch": pl.Int32},
     )
     return (
-        keys.with_columns(writer=pl.Series(writer, dtype=pl.Int32))
+        keys.with_columns(segment=pl.Series(np.repeat(np.arange(len(names)), lengths), dtype=pl.Int32))
         .with_row_index("row")
-        .join(epochs, on="writer", how="left", maintain_order="left")
+        .filter(pl.Series(np.concatenate([np.empty(0, bool), *mine])))
+        .join(of_segment, on="segment", how="left", maintain_order="left")
     )
 
 
@@ -188,36 +205,29 @@ def _choose(
     return takes.select(["episode_id", "attempt", "writer", "verdict"]), found
 
 
-def _rows(
-    events: pa.Table, segments: Sequence[tuple[SegmentName, pa.Table]], kept: pl.DataFrame
-) -> tuple[pa.Table, pa.Table, list[int]]:
+def _rows(events: pa.Table, names: Sequence[SegmentName], kept: pl.DataFrame) -> tuple[pa.Table, pa.Table, list[int]]:
     """Episode rows (ordered so that rollouts of one task are neighbours), their steps in the same order."""
     begins = kept.filter(pl.col("kind") == "begin").unique(["episode_id"], keep="first", maintain_order=True)
     ends = kept.filter(pl.col("kind") == "end").unique(["episode_id"], keep="last", maintain_order=True)
     one = kept.group_by("episode_id").agg(
-        attempt=pl.col("attempt").first(), row=pl.col("row").min(), n_steps=(pl.col("kind") == "step").sum()
+        attempt=pl.col("attempt").first(),
+        row=pl.col("row").min(),
+        segment=pl.col("segment").min(),
+        n_steps=(pl.col("kind") == "step").sum(),
     )
     one = one.join(begins.select("episode_id", begin="row"), on="episode_id", how="left")
     one = one.join(ends.select("episode_id", end="row"), on="episode_id", how="left")
 
-    begin = _struct(events, "begin")
-    tasks = pl.DataFrame(
-        {
-            "begin": pl.Series(range(len(begin)), dtype=pl.UInt32),
-            "task_family": pl.from_arrow(begin.field("task_family")),
-            "task_id": pl.from_arrow(begin.field("task_id")),
-        }
-    )
-    one = one.join(tasks, on="begin", how="left").sort(["task_family", "task_id", "episode_id"])
+    tasks = _taken(events, "begin", one["begin"], ["task_family", "task_id"])
+    one = one.with_columns(**{name: pl.Series(column) for name, column in tasks.items()})
+    one = one.sort(["task_family", "task_id", "episode_id"])
 
     order = one.select("episode_id").with_row_index("place")
     step_keys = kept.filter(pl.col("kind") == "step").join(order, on="episode_id", how="left")
     step_keys = step_keys.sort(["place", "sequence"]).with_columns(
         step_index=pl.int_range(pl.len(), dtype=pl.Int32).over("episode_id")
     )
-    content = _struct(events, "step").take(pa.array(step_keys["row"].to_numpy())).flatten()
-    names = [field.name for field in EVENT_SCHEMA.field("step").type]
-    columns = dict(zip(names, content, strict=True))
+    columns = _taken(events, "step", step_keys["row"])
     steps = pa.Table.from_arrays(
         [
             step_keys["episode_id"].to_arrow().cast(pa.string()),
@@ -227,35 +237,44 @@ def _rows(
         schema=STEPS.arrow,
     )
     lengths = one["n_steps"].to_list()
-    episodes = _episodes(events, segments, one, steps, lengths)
+    episodes = _episodes(events, names, one, steps, lengths)
     # An episode without steps has no place in the steps file, so its length is left out there.
     return episodes, steps, [length for length in lengths if length]
 
 
-def _struct(events: pa.Table, name: str) -> pa.StructArray:
-    return pa.concat_arrays(events[name].chunks or [pa.array([], EVENT_SCHEMA.field(name).type)])
+def _taken(events: pa.Table, name: str, rows: pl.Series, fields: Sequence[str] | None = None) -> dict[str, pa.Array]:
+    """The fields of the struct `name` in these rows of `events`; where the row is null, so are they.
+
+    A field at a time: so only one is in memory twice, and those without a value cost nothing.
+    """
+    kind = EVENT_SCHEMA.field(name).type
+    wanted = rows.to_arrow()
+    taken: dict[str, pa.Array] = {}
+    for field_name in fields or [each.name for each in kind]:
+        index = kind.get_field_index(field_name)
+        pieces = [chunk.field(index) for chunk in events[name].chunks]
+        if all(piece.null_count == len(piece) for piece in pieces):
+            taken[field_name] = pa.nulls(len(wanted), kind.field(index).type)
+        else:
+            taken[field_name] = pa.concat_arrays(pieces).take(wanted)
+    return taken
 
 
 def _episodes(
     events: pa.Table,
-    segments: Sequence[tuple[SegmentName, pa.Table]],
+    names: Sequence[SegmentName],
     one: pl.DataFrame,
     steps: pa.Table,
     lengths: list[int],
 ) -> pa.Table:
-    def taken(name: str) -> dict[str, pa.Array]:
-        rows = pa.array(one[name].to_list(), pa.int64())
-        fields = [field.name for field in EVENT_SCHEMA.field(name).type]
-        return dict(zip(fields, _struct(events, name).take(rows).flatten(), strict=True))
-
-    begin, end = taken("begin"), taken("end")
-    ended = pc.is_valid(pa.array(one["end"].to_list(), pa.int64()))
-    recorded = pa.concat_arrays(events["recorded_at"].chunks or [pa.array([], EVENT_SCHEMA.field("recorded_at").type)])
-    names = _segment_names(segments, one["row"].to_numpy())
+    begin, end = _taken(events, "begin", one["begin"]), _taken(events, "end", one["end"])
+    ended = one["end"].is_not_null().to_arrow()
+    recorded = whole(events["recorded_at"])
+    writers = [names[segment] for segment in one["segment"]]
 
     def when(what: dict[str, pa.Array], rows: str) -> pa.Array:
         """The source's own time, else the writer's; an import without times leaves it open."""
-        own = recorded.take(pa.array(one[rows].to_list(), pa.int64()))
+        own = recorded.take(one[rows].to_arrow())
         imported = pc.is_valid(begin["source_format"])
         return pc.if_else(
             pc.is_valid(what["occurred_at"]), what["occurred_at"], pc.if_else(imported, pa.scalar(None, own.type), own)
@@ -266,9 +285,9 @@ def _episodes(
     columns: dict[str, Any] = {
         "episode_id": one["episode_id"].to_arrow().cast(pa.string()),
         "attempt": one["attempt"].to_arrow(),
-        "run_id": pa.array([name.run_id for name in names], pa.string()),
-        "worker_id": pa.array([name.worker_id for name in names], pa.string()),
-        "epoch": pa.array([name.epoch for name in names], pa.int32()),
+        "run_id": pa.array([writer.run_id for writer in writers], pa.string()),
+        "worker_id": pa.array([writer.worker_id for writer in writers], pa.string()),
+        "epoch": pa.array([writer.epoch for writer in writers], pa.int32()),
         **{column.name: begin[column.name] for column in BEGIN},
         **{column.name: end[column.name] for column in OUTCOME},
         "started_at": started,
@@ -288,11 +307,6 @@ def _episodes(
         for column in EPISODES
     ]
     return pa.Table.from_arrays(arrays, schema=EPISODES.arrow)
-
-
-def _segment_names(segments: Sequence[tuple[SegmentName, pa.Table]], rows: np.ndarray[Any, Any]) -> list[SegmentName]:
-    ends = np.cumsum([len(table) for _, table in segments])
-    return [segments[index][0] for index in np.searchsorted(ends, rows, side="right")]
 
 
 def _merge_json(first: pa.Array, second: pa.Array) -> pa.Array:
@@ -360,3 +374,13 @@ def _apply_late(events: pa.Table, unique: pl.DataFrame, merged: Merged, known: M
         else:
             merged.sums.retractions += 1
             merged.late_retractions[episode_id] = events["retract"][row].as_py()["reason"] or NO_REASON
+
+
+def _say_by_segment(segments: Sequence[str], keys: pl.DataFrame, merged: Merged) -> None:
+    merged.events_by_segment = dict.fromkeys(segments, 0)
+    for segment, count in keys.group_by("segment").len().iter_rows():
+        merged.events_by_segment[segments[segment]] = count
+    pending = pl.Series(merged.decisions.pending, dtype=pl.String)
+    waiting = keys.filter(pl.col("episode_id").is_in(pending.implode()))
+    for segment, episodes in waiting.group_by("segment").agg(pl.col("episode_id").unique().sort()).iter_rows():
+        merged.pending_by_segment[segments[segment]] = episodes

@@ -34,6 +34,7 @@ from trajlake_pipelines.guard import check_shape
 
 RUNNERS = ("local", "dask", "prism", "flink", "spark", "dataflow")
 PROCESSES_PAY_FROM = 256 << 20  # bytes of input: below, starting processes costs more than they save
+MOST_THREADS = 4  # with more of them units wait for the interpreter
 SCHEDULER_SECONDS = 10.0
 PRISM_SECONDS = 30.0
 DEBUG = "TRAJLAKE_DEBUG"
@@ -66,8 +67,14 @@ class Runner:
         if self.name in {"flink", "spark"} and not self.job_endpoint:
             raise UsageError(f"the runner {self.name} needs the address of its job server: --job-endpoint host:port")
 
+    def threads(self, elements: int) -> int:
+        """How many elements one process should work on at a time, where their work is done outside the interpreter: as
+        many as this machine has cores, unless they are spread over processes anyway."""
+        cores = min(os.cpu_count() or 1, elements)
+        return cores if self.name == "local" and cores <= MOST_THREADS and not _by_hand(self.options) else 1
+
     def run(self, pipeline_for: PipelineFor, store: ObjectStore, *, size: int, elements: int) -> None:
-        """Run the pipeline to its end. `size` (bytes) and `elements` say how much there is to do.
+        """Run the pipeline to its end. `size` (bytes) and `elements` say how much there is to do, and to spread.
 
         Raises what the pipeline raises, and a TrajlakeError in one line where the cluster does not answer.
         """
@@ -114,9 +121,8 @@ _DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
 
 def _local(given: Sequence[str], size: int, elements: int) -> tuple[Any, PipelineOptions]:
     """In one process, or in several where the input pays for their start; what is given by hand comes first."""
-    by_hand = any(option.startswith(("--direct_num_workers", "--direct_running_mode")) for option in given)
     processes = min(os.cpu_count() or 1, elements)
-    if by_hand or processes == 1 or size < PROCESSES_PAY_FROM:
+    if _by_hand(given) or processes == 1 or size < PROCESSES_PAY_FROM:
         return "FnApiRunner", PipelineOptions(list(given))
     # As Beam's own multi_processing, but its workers log to standard error from before they know how loudly.
     command = f"exec {shlex.quote(sys.executable)} -m apache_beam.runners.worker.sdk_worker_main"
@@ -124,6 +130,10 @@ def _local(given: Sequence[str], size: int, elements: int) -> tuple[Any, Pipelin
     environment = SubprocessSDKEnvironment.from_command_string(command + quiet)
     options = PipelineOptions([f"--direct_num_workers={processes}", *given])
     return FnApiRunner(default_environment=environment), options
+
+
+def _by_hand(given: Sequence[str]) -> bool:
+    return any(option.startswith(("--direct_num_workers", "--direct_running_mode")) for option in given)
 
 
 @contextmanager

@@ -14,11 +14,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trajlake.errors import ObjectMissing, SegmentUnreadable, StoreUnavailable
-from trajlake.ingest.segment import SegmentName, decode_segment
+from trajlake.ingest.segment import decode_segment
 from trajlake.storage import ObjectStore, Unknown
 from trajlake.table.layout import Place, content_name, encode_rows, put_steps
 from trajlake_pipelines.merge import KnownEpisode, Merged, merge
@@ -53,38 +52,33 @@ def run_unit(store: ObjectStore, compaction: int, unit: Unit) -> None:
     key = result_key(compaction, unit.number)
     if store.stat(key) is not None:
         return
-    tables, quarantined = _read(store, unit)
+    events, quarantined = _read(store, unit)
     known = {episode: KnownEpisode(attempt, complete) for episode, (attempt, complete) in unit.known.items()}
-    merged = merge([(name, table) for name, _, table in tables], known, frozenset(unit.seal))
-    result = _write(store, compaction, unit, tables, merged, quarantined)
+    merged = merge(events, known, frozenset(unit.seal))
+    events.clear()  # the memory is for what is encoded now
+    result = _write(store, compaction, unit, merged, quarantined)
     put_result(store, compaction, unit.number, asdict(result))
 
 
-Read = tuple[SegmentName, PlannedSegment, pa.Table]
+def _read(store: ObjectStore, unit: Unit) -> tuple[list[tuple[PlannedSegment, pa.Table]], dict[str, str]]:
+    """The segments that this unit takes events of, and those that cannot be read with the reason."""
 
-
-def _read(store: ObjectStore, unit: Unit) -> tuple[list[Read], dict[str, str]]:
-    """The events of this unit's episodes by segment, and the segments that cannot be read with the reason."""
-
-    def one(segment: PlannedSegment) -> Read | str:
+    def one(segment: PlannedSegment) -> pa.Table | str:
         try:
-            table = decode_segment(store.get(segment.key), segment.key)
+            return decode_segment(store.get(segment.key), segment.key)
         except SegmentUnreadable as error:
             return str(error)
         except ObjectMissing:
             return f"{segment.key}: it was removed from the store before it was consumed"
-        if segment.episodes is not None:
-            table = table.filter(pc.is_in(table["episode_id"], pa.array(segment.episodes, pa.string())))
-        return SegmentName.parse(segment.key), segment, table
 
-    tables: list[Read] = []
+    tables: list[tuple[PlannedSegment, pa.Table]] = []
     quarantined: dict[str, str] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
         for segment, found in zip(unit.segments, pool.map(one, unit.segments), strict=True):
             if isinstance(found, str):
                 quarantined[segment.key] = found
             else:
-                tables.append(found)
+                tables.append((segment, found))
     return tables, quarantined
 
 
@@ -92,7 +86,6 @@ def _write(
     store: ObjectStore,
     compaction: int,
     unit: Unit,
-    tables: Sequence[Read],
     merged: Merged,
     quarantined: dict[str, str],
 ) -> UnitResult:
@@ -109,24 +102,19 @@ def _write(
         if isinstance(outcome, Unknown):
             raise StoreUnavailable(str(outcome.error)) from outcome.error
     decisions = merged.decisions
-    waiting = set(decisions.pending)
-    pending_by_segment = {
-        segment.key: sorted(waiting.intersection(table["episode_id"].unique().to_pylist()))
-        for _, segment, table in tables
-    }
     return UnitResult(
         number=unit.number,
         steps_file=steps_file,
         episodes_key=episodes_key,
         sums=vars(merged.sums),
-        events_by_segment={segment.key: len(table) for _, segment, table in tables},
-        pending_by_segment={key: ids for key, ids in pending_by_segment.items() if ids},
+        events_by_segment=merged.events_by_segment,
+        pending_by_segment=merged.pending_by_segment,
         quarantined=quarantined,
         episodes=len(episodes),
         replaced=decisions.replaced,
         sealed=decisions.sealed,
         duplicates=decisions.duplicates,
-        pending=sorted(waiting),
+        pending=sorted(set(decisions.pending)),
         late_scores=merged.late_scores,
         late_retractions=merged.late_retractions,
     )

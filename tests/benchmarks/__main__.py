@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all without one")
     parser.add_argument("--small", action="store_true", help="see in seconds that it runs; the numbers mean little")
     parser.add_argument("--episodes", type=int, help="size of the lake (default 2000)")
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="Arrow in the large case of compact (default 1)")
     parser.add_argument("--no-s3", action="store_true", help="local folder only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
     parser.add_argument("--no-docs", action="store_true", help="leave docs/benchmarks.md as it is; so does --small")
@@ -39,10 +40,11 @@ def main() -> None:
         [f" {name}" for name in given.names]
         + [" --small"] * given.small
         + ([f" --episodes {given.episodes}"] if given.episodes else [])
+        + ([f" --gigabytes {given.gigabytes:g}"] if given.gigabytes != 1 else [])
     )
     logging.disable(logging.WARNING)  # of Beam, about libraries of Google's
     with tempfile.TemporaryDirectory(prefix="trajlake-bench-") as folder, _server(Path(folder), given.no_s3) as s3:
-        options = _options(Path(folder), given.small, given.episodes, s3)
+        options = _options(Path(folder), given, s3)
         found: dict[str, list[Result]] = {}
         for name in names:
             module = importlib.import_module(f"tests.benchmarks.{name}")
@@ -56,8 +58,9 @@ def main() -> None:
             report.write_json(given.json, found, command)
 
 
-def _options(folder: Path, small: bool, episodes: int | None, s3: str | None) -> Options:
-    corpus = Corpus(folder / "corpus", "made-up", episodes or (320 if small else 2_000))
+def _options(folder: Path, given: argparse.Namespace, s3: str | None) -> Options:
+    small = given.small
+    corpus = Corpus(folder / "corpus", "made-up", given.episodes or (320 if small else 2_000))
     corpus.folder.mkdir()
     return Options(
         folder,
@@ -66,6 +69,7 @@ def _options(folder: Path, small: bool, episodes: int | None, s3: str | None) ->
         steps_from=40 if small else 300,
         lookups=6 if small else 45,
         batches=2 if small else 8,
+        gigabytes=0.03 if small else given.gigabytes,
         s3=s3,
     )
 

@@ -2,76 +2,131 @@
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from tests.benchmarks.corpus import reissue
 from tests.benchmarks.harness import OURS, Alone, Options, Result, alone, folder_bytes, in_turns, median
 from trajlake_schemas import STEPS
 
 TITLE = "Compact"
+MOST_FOR_ENGINES = 2.0  # gigabytes: they hold all of it in memory several times
+NOTES = {
+    OURS: "plans, reads, dedupes, sorts, hashes, writes and commits; the index of episodes is part of it",
+    "DuckDB": "2 threads; distinct over the keys alone (DISTINCT ON over whole rows takes 1.8 times its processor "
+    "time), ORDER BY, COPY to zstd Parquet; one file, no commit, no index",
+    "Polars": "the same; distinct and order over the keys, then a gather (over whole rows: 4 times as long)",
+    "DeltaTable.optimize": "compact() of a small file a segment: no dedupe, no order; decoding was done before",
+}
 _HERE = "tests.benchmarks.compact"
 
 
 def run(options: Options) -> list[Result]:
-    landed = options.corpus.landed
-    segments = folder_bytes(landed / "landing")
-    arrow = read_events(landed).nbytes
-    outputs: dict[str, Path] = {}
+    small = _Case(options, options.corpus.landed)
+    copies = max(2, math.ceil(options.gigabytes * 1e9 / small.arrow))
+    large = _Case(options, reissue(options.corpus.landed, options.scratch("large"), copies))
+    found = [*small.results(with_optimize=True), *large.results(with_engines=options.gigabytes <= MOST_FOR_ENGINES)]
+    found += large.processes()
+    # Each copy has the lengths of the first, and other texts.
+    assert large.content[:-1] == tuple(copies * value for value in small.content[:-1])
+    shutil.rmtree(large.landed)
+    return found
 
-    def ours() -> Alone:
-        lake = options.corpus.copy_of_landed(options.scratch("compact"))
-        outputs[OURS] = lake / "steps"
-        return alone(f"{_HERE}:by_trajlake", lake=str(lake))
 
-    def engine(name: str, function: str) -> Callable[[], Alone]:
-        def action() -> Alone:
-            outputs[name] = options.scratch("compact")
-            return alone(f"{_HERE}:{function}", landed=str(landed), target=str(outputs[name] / "steps.parquet"))
+class _Case:
+    """What landed in one lake, and who brings it into tables."""
 
-        return action
+    def __init__(self, options: Options, landed: Path) -> None:
+        self._options = options
+        self.landed = landed
+        self.arrow = sum(table.nbytes for table in segment_tables(landed))
+        self.content: tuple[int, ...] = ()
+        self._outputs: dict[str, Path] = {}
+        self._title = (
+            f"{folder_bytes(landed / 'landing') / 1e6:,.0f} MB of segments ({self.arrow / 1e6:,.0f} MB of Arrow)"
+        )
 
-    def optimize() -> Alone:
-        target = options.scratch("compact")
-        shutil.copytree(small_files, target, dirs_exist_ok=True)
+    def results(self, *, with_engines: bool = True, with_optimize: bool = False) -> list[Result]:
+        contenders: dict[str, Callable[[], Alone]] = {OURS: lambda: self._ours(OURS)}
+        if with_engines:
+            contenders["DuckDB"] = lambda: self._engine("DuckDB", "by_duckdb")
+            contenders["Polars"] = lambda: self._engine("Polars", "by_polars")
+        if with_optimize:
+            small_files = self._options.scratch("delta")
+            write_small_files(self.landed, small_files)
+            contenders["DeltaTable.optimize"] = lambda: self._optimize(small_files)
+        goals = {"DuckDB": 1.0}
+        return self._measured(contenders, f"{self._title} into tables", goals, NOTES)
+
+    def processes(self) -> list[Result]:
+        """Ours in two processes, and in one that does one unit at a time."""
+        two = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+        contenders = {
+            OURS: lambda: self._ours(OURS, *two),
+            "one process": lambda: self._ours("one process", "--direct_num_workers=1"),
+        }
+        notes = {OURS: "two processes", "one process": "one unit at a time"}
+        return self._measured(contenders, f"{self._title}, two processes and one", {"one process": 1.7}, notes)
+
+    def _ours(self, name: str, *runner: str) -> Alone:
+        lake = Path(shutil.copytree(self.landed, self._target(name), copy_function=os.link, dirs_exist_ok=True))
+        self._outputs[name] = lake / "steps"
+        return alone(f"{_HERE}:by_trajlake", lake=str(lake), runner=runner)
+
+    def _engine(self, name: str, function: str) -> Alone:
+        target = self._target(name)
+        self._outputs[name] = target
+        return alone(f"{_HERE}:{function}", landed=str(self.landed), target=str(target / "steps.parquet"))
+
+    def _optimize(self, small_files: Path) -> Alone:
+        target = shutil.copytree(small_files, self._target("optimize"), dirs_exist_ok=True)
         return alone(f"{_HERE}:by_optimize", table=str(target))
 
-    small_files = options.scratch("delta")
-    write_small_files(landed, small_files)
-    contenders = {
-        OURS: ours,
-        "DuckDB": engine("DuckDB", "by_duckdb"),
-        "Polars": engine("Polars", "by_polars"),
-        "DeltaTable.optimize": optimize,
-    }
-    found = in_turns(contenders, options.repeats, warm_up=False)  # processes of their own
-    contents = {name: content(path) for name, path in outputs.items()}
-    assert len(set(contents.values())) == 1, contents
-    notes = {
-        OURS: "plans, reads, dedupes, sorts, hashes, writes and commits; the index of episodes is part of it",
-        "DuckDB": "2 threads; distinct over the keys alone (DISTINCT ON over whole rows takes 1.8 times its processor "
-        "time), ORDER BY, COPY to zstd Parquet; one file, no commit, no index",
-        "Polars": "the same; distinct and order over the keys, then a gather (over whole rows: 4 times as long)",
-        "DeltaTable.optimize": "compact() of a small file a segment: no dedupe, no order; decoding was done before",
-    }
-    case = f"{segments / 1e6:,.0f} MB of segments ({arrow / 1e6:,.0f} MB of Arrow) into tables"
-    return [
-        Result(
-            case,
-            name,
-            median(each.seconds for each in runs),
-            work=arrow,
-            size=runs[0].value["bytes"],
-            processor=median(each.processor for each in runs),
-            memory=max(each.memory for each in runs),
-            time_goal=1.0 if name == "DuckDB" else None,
-            note=notes[name],
-        )
-        for name, runs in found.items()
-    ]
+    def _target(self, name: str) -> Path:
+        """A new folder in the place of the contender's last, since gigabytes add up."""
+        shutil.rmtree(self._options.folder / f"compact {name}", ignore_errors=True)
+        target = self._options.folder / f"compact {name}"
+        target.mkdir()
+        return target
+
+    def _measured(
+        self, contenders: dict[str, Callable[[], Alone]], case: str, goals: dict[str, float], notes: dict[str, str]
+    ) -> list[Result]:
+        self._outputs.clear()
+        found = in_turns(contenders, self._options.repeats, warm_up=False)  # processes of their own
+        contents = {name: content(path) for name, path in self._outputs.items()}
+        assert len(set(contents.values())) == 1, contents
+        self.content = contents[OURS]
+        for name in contenders:
+            shutil.rmtree(self._target(name))
+        return [
+            Result(
+                case,
+                name,
+                median(each.seconds for each in runs),
+                work=self.arrow,
+                size=runs[0].value["bytes"],
+                processor=median(each.processor for each in runs),
+                memory=max(each.memory for each in runs),
+                time_goal=goals.get(name),
+                note=notes[name],
+            )
+            for name, runs in found.items()
+        ]
+
+
+def segment_tables(landed: Path) -> Iterator[pa.Table]:
+    """The events of each segment, in the order of the names."""
+    for path in sorted((landed / "landing").rglob("*.arrow")):
+        with pa.OSFile(str(path)) as file:
+            yield pa.ipc.open_stream(file).read_all()
 
 
 def read_events(landed: Path) -> pa.Table:
@@ -84,15 +139,16 @@ def read_events(landed: Path) -> pa.Table:
         writer = writers.setdefault(path.parent, len(writers))
         tables.append(table.append_column("writer", pa.repeat(pa.scalar(writer, pa.int32()), len(table))))
     events = pa.concat_tables(tables)
-    return events.append_column("row", pa.array(range(len(events)), pa.uint32()))
+    return events.append_column("row", pa.array(np.arange(len(events), dtype=np.uint32)))
 
 
-def by_trajlake(lake: str) -> Callable[[], dict[str, Any]]:
+def by_trajlake(lake: str, runner: Sequence[str] = ()) -> Callable[[], dict[str, Any]]:
     import trajlake
     from trajlake_pipelines.compact import compact
+    from trajlake_pipelines.runners import Runner
 
     def action() -> dict[str, Any]:
-        compact(trajlake.connect(lake))
+        compact(trajlake.connect(lake), runner=Runner(options=tuple(runner)))
         return {"bytes": folder_bytes(Path(lake) / "steps") + folder_bytes(Path(lake) / "episodes")}
 
     return action

@@ -11,12 +11,14 @@ from itertools import islice
 from pathlib import Path
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 import trajlake
-from tests.benchmarks.data import Rollout, rollouts
+from tests.benchmarks.data import TOKEN_VOCABULARY, Rollout, rollouts
 from tests.benchmarks.harness import folder_bytes
+from trajlake.ingest.segment import EVENT_SCHEMA, SegmentName, describe, encode_descriptor, stream_options
 from trajlake.lake import Lake
 from trajlake.storage import open_store
 from trajlake.table.layout import with_nulls
@@ -117,6 +119,72 @@ class Corpus:
             first, count = rows.get(episode, (row, 0))
             rows[episode] = (first, count + 1)
         return LanceCopy(path, rows)
+
+
+def reissue(landed: Path, target: Path, copies: int) -> Path:
+    """A lake in `target` with the segments of `landed` and `copies - 1` times as many, of other workers: the same sizes
+    and the same statistics, but every id, word and token is another one. Gigabytes in a minute."""
+    shutil.copytree(landed, target, copy_function=os.link, dirs_exist_ok=True)
+    for path in sorted((landed / "landing").rglob("*.arrow")):
+        name = SegmentName.parse(path.relative_to(landed).as_posix())
+        with pa.OSFile(str(path)) as file:
+            batches = list(pa.ipc.open_stream(file))
+        for copy in range(1, copies):
+            other = [_Reissue(copy)(batch) for batch in batches]
+            key = SegmentName(name.run_id, f"{name.worker_id}-{copy}", name.epoch, name.number).key
+            (target / key).parent.mkdir(parents=True, exist_ok=True)
+            with (target / key).open("wb") as sink:
+                with pa.ipc.new_stream(sink, EVENT_SCHEMA, options=stream_options()) as stream:
+                    for batch in other:
+                        stream.write_batch(batch)
+                sink.write(encode_descriptor(describe(pa.Table.from_batches(other))))
+    return target
+
+
+class _Reissue:
+    """Works on Arrow's buffers. Letters are exchanged (vowels by vowels), ids get a number of the copy, tokens are
+    permuted and log-probabilities moved to other tokens."""
+
+    _IDS = frozenset({"episode_id", "task_id", "group_id", "id", "call_id"})
+    _TEXTS = frozenset({"message", "reasoning", "content", "arguments"})
+
+    def __init__(self, copy: int) -> None:
+        rng = np.random.default_rng(copy)
+        self._id = np.frombuffer(f"{copy:04x}".encode(), np.uint8)
+        self._letters = np.arange(256, dtype=np.uint8)
+        for kind in (b"aeiou", b"bcdfghjklmnpqrstvwxyz"):
+            letters = np.frombuffer(kind, np.uint8)
+            self._letters[letters] = rng.permutation(letters)
+        self._tokens = rng.permutation(TOKEN_VOCABULARY).astype(np.int32)
+        self._shift = int(rng.integers(1 << 30))
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = [self._array(array, field.name) for array, field in zip(batch.columns, batch.schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+    def _array(self, array: pa.Array, name: str) -> pa.Array:
+        kind, buffers = array.type, array.buffers()
+        if array.null_count == len(array):
+            return array
+        if pa.types.is_struct(kind):
+            children = [self._array(array.field(place), field.name) for place, field in enumerate(kind)]
+            return pa.Array.from_buffers(kind, len(array), buffers[:1], children=children)
+        if pa.types.is_list(kind):
+            return pa.Array.from_buffers(kind, len(array), buffers[:2], children=[self._array(array.values, name)])
+        if name == "token_ids":
+            return pa.array(self._tokens[array.to_numpy()])
+        if name == "logprobs":
+            return pa.array(np.roll(array.to_numpy(), self._shift))
+        if name in self._TEXTS:
+            text = self._letters[np.frombuffer(buffers[2], np.uint8)]
+        elif name in self._IDS:
+            bounds = np.frombuffer(buffers[1], np.int32, len(array) + 1)
+            starts = bounds[:-1][np.diff(bounds) >= len(self._id)]
+            text = np.frombuffer(buffers[2], np.uint8).copy()
+            text[starts[:, None] + np.arange(len(self._id))] = self._id
+        else:
+            return array
+        return pa.Array.from_buffers(kind, len(array), [*buffers[:2], pa.py_buffer(text)])
 
 
 def step_files(lake: Lake) -> list[str]:

@@ -31,7 +31,8 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Options:
-    """How large and how often. `s3` is an address below which there is nothing, or None to leave S3 out."""
+    """How large and how often. `s3` is an address below which there is nothing, or None to leave S3 out; `gigabytes`
+    of Arrow are what `compact` has in its large case."""
 
     folder: Path
     corpus: Corpus
@@ -39,6 +40,7 @@ class Options:
     steps_from: int  # episodes whose steps ingest writes
     lookups: int
     batches: int
+    gigabytes: float
     s3: str | None = None
 
     def scratch(self, name: str) -> Path:

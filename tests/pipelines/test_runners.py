@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import pyarrow as pa
 import pytest
 from tests.rollouts import assert_same_rows, assert_sound, copy_landing, record, record_episode
 
@@ -79,6 +80,7 @@ def test_the_same_input_gives_the_same_rows(lake_uri, expected, several_units, r
 @pytest.mark.beam
 def test_a_large_input_is_spread_over_processes_that_say_nothing(tmp_path, expected, several_units, monkeypatch, capfd):
     monkeypatch.setattr("trajlake_pipelines.runners.PROCESSES_PAY_FROM", 0)
+    monkeypatch.setattr("trajlake_pipelines.runners.MOST_THREADS", 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     lake = trajlake.create(tmp_path / "lake")
     copy_landing(expected.store, lake.store)
@@ -86,6 +88,27 @@ def test_a_large_input_is_spread_over_processes_that_say_nothing(tmp_path, expec
     compact(lake)
     told = capfd.readouterr()
     assert (told.out, told.err) == ("", "")
+    monkeypatch.undo()
+    compact(expected)
+    assert_same_rows(lake, expected)
+
+
+@pytest.mark.beam
+def test_a_process_works_on_as_many_units_at_a_time_as_there_are_cores(tmp_path, expected, several_units, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    lake = trajlake.create(tmp_path / "lake")
+    copy_landing(expected.store, lake.store)
+    two, real = threading.Barrier(2), kinds.run_element
+
+    def run_element(store, kind, number, element):
+        if element["number"] < 2:
+            two.wait(timeout=60)
+        real(store, kind, number, element)
+
+    monkeypatch.setattr(kinds, "run_element", run_element)
+    memory = pa.default_memory_pool().backend_name
+    compact(lake)
+    assert pa.default_memory_pool().backend_name == memory
     monkeypatch.undo()
     compact(expected)
     assert_same_rows(lake, expected)
