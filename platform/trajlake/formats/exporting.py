@@ -7,6 +7,7 @@ columns take nothing else than what was imported from them.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _NOT_IN_NAMES = re.compile(r"[^\w.+=@-]+")
 _LONGEST_NAME = 100
+_CHATS = ("openai-chat", "tau-bench", "verifiers")
 _SAYS = ("message", "reasoning", "content_parts", "tool_calls", "tool_results")
 
 
@@ -189,6 +191,8 @@ def by_columns(one: Trajectory, chosen: Format) -> Trajectory:
         step = {**given, "extra": None}
         if step["source"] == "environment":
             step["source"] = "user"
+        if step["content_parts"] is not None and chosen.name in _CHATS:
+            step["content_parts"] = [_image_url(part) for part in step["content_parts"]]
         results = [dict(result) for result in step["tool_results"] or ()]
         if step["source"] == "tool" and not results:
             if waiting:
@@ -207,6 +211,16 @@ def by_columns(one: Trajectory, chosen: Format) -> Trajectory:
             waiting = [identity for identity in waiting if identity != result["call_id"]]
         steps += _messages(step, results)
     return Trajectory({**one.episode, "extra": None}, steps)
+
+
+def _image_url(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An image as OpenAI's messages have it; any other part as it is."""
+    if part["type"] != "image" or (part["data"] is None and part["uri"] is None):
+        return part
+    url = part["uri"]
+    if part["data"] is not None:
+        url = f"data:{part['media_type'] or 'image/png'};base64,{base64.b64encode(part['data']).decode('ascii')}"
+    return dict.fromkeys(part) | {"type": "image_url", "extra": json.dumps({"image_url": {"url": url}})}
 
 
 def _call(call: Mapping[str, Any], otherwise: str) -> dict[str, Any]:

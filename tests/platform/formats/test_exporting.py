@@ -234,6 +234,21 @@ def test_calls_without_ids_get_some_and_their_results_find_them(imports: Imports
     assert (user["role"], last["role"], row["info"]) == ("user", "user", {})
 
 
+def test_images_are_as_openai_has_them(imports: Imports, tmp_path: Path) -> None:
+    def images(writer: Any) -> None:
+        with writer.episode(episode_id="e") as episode:
+            parts = [{"type": "text", "text": "see"}, {"type": "image", "media_type": "image/png", "data": b"PNG"}]
+            episode.step(source="user", content_parts=[*parts, {"type": "image", "uri": "https://x/y.png"}])
+
+    imports(record=images).export(tmp_path / "out", format="openai-chat")
+    [row] = rows_of(tmp_path / "out")
+    assert row["messages"][0]["content"] == [
+        {"type": "text", "text": "see"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,UE5H"}},
+        {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
+    ]
+
+
 def test_what_one_format_kept_for_itself_is_not_used_by_another(put: Any, imports: Imports, tmp_path: Path) -> None:
     tau = {**test_rebuild.TAU_ROW, "reward": 1, "odd": None}  # kept as a patch
     chat = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}], "score": None}
