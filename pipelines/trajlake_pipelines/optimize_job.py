@@ -21,6 +21,7 @@ from trajlake.errors import StoreUnavailable
 from trajlake.read.steps_reader import StepsReader
 from trajlake.storage import ObjectStore, Unknown
 from trajlake.table.commit import Change, NewFile, active_files, commit, partitions_by_path
+from trajlake.table.id_index import plan_of
 from trajlake.table.layout import content_name, encode_rows, put_episodes, put_segments, put_steps
 from trajlake.table.rewrite import read_file
 from trajlake.table.tables import open_table
@@ -91,7 +92,10 @@ def _rows_in(store: ObjectStore, table: DeltaTable, steps_files: dict[str, int])
     found: list[pa.Table] = []
     holders: list[str] = []
     wanted = pa.array(sorted(steps_files), pa.string())
-    for path in sorted(_sizes(table)) if steps_files else []:
+    # The plan that wrote a file of steps wrote the rows that point at it, and a later one may have written them again.
+    oldest = min((plan_of(path) or 0 for path in steps_files), default=0)
+    paths = [path for path in sorted(_sizes(table)) if (number := plan_of(path)) is None or number >= oldest]
+    for path in paths if steps_files else []:
         places = scan_files(store, EPISODES.name, [path]).select("steps_path").collect()["steps_path"]
         if not places.is_in(list(steps_files)).any():
             continue

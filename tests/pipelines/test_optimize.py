@@ -83,6 +83,24 @@ def test_neighbours_that_share_a_prompt_take_fewer_bytes(tmp_path, monkeypatch):
     assert sizes["task_id"] < 0.6 * sizes["episode_id"]
 
 
+def test_rows_of_older_steps_than_those_that_are_merged_are_not_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("trajlake_pipelines.optimize.LEAST_TARGET_BYTES", 1)
+    monkeypatch.setattr(optimize_job, "SMALL_EPISODES_FILE", 1)
+    lake = trajlake.create(tmp_path / "lake")
+    fill(lake, parts=3)
+    size = min(int(size) for size in active_files(open_table(lake.store, "steps"))["size_bytes"].to_pylist())
+    record(lake, [90], worker="w90", steps=1)
+    compact(lake)
+    record(lake, [91], worker="w91", steps=1)
+    compact(lake)
+    looked = []
+    real = optimize_job.scan_files
+    monkeypatch.setattr(optimize_job, "scan_files", lambda *what: looked.extend(what[2]) or real(*what))
+    assert optimize(lake, target_bytes=2 * size - 2).episodes == 2
+    assert [path[:8] for path in looked] == ["00000004", "00000005"]
+    assert_sound(lake)
+
+
 def test_compaction_goes_on_after_it(lake):
     optimize(lake)
     record(lake, range(40, 50))
