@@ -57,6 +57,7 @@ def command(
     """Put events that workers and imports have landed into the tables, each episode once.
 
     Doing it again changes nothing, doing it twice at once is safe, and what was interrupted is finished by the next.
+    Every hundredth change of a lake is followed by an optimize of the small files.
 
     \b
     Examples:
