@@ -88,6 +88,7 @@ class SpoolFolder:
         self.claimed: int | None = None  # an epoch that may be ours: the answer to the claim was lost
         self.epoch: int | None = None
         self._lock = lock
+        self._is_durable = True
 
     @classmethod
     def create(cls, spool: Path, meta: SpoolMeta) -> SpoolFolder:
@@ -124,12 +125,19 @@ class SpoolFolder:
             return None
 
     def _begin(self) -> None:
-        _write_whole(self.path / "epoch", b" " * _EPOCH_BYTES)
+        (self.path / "epoch").write_bytes(b" " * _EPOCH_BYTES)
         # Last, and whole or not at all: a folder without it is one that never held an event.
-        _write_whole(self.path / "meta.new", json.dumps(asdict(self.meta)).encode())
+        (self.path / "meta.new").write_bytes(json.dumps(asdict(self.meta)).encode())
         (self.path / "meta.new").replace(self.path / "meta.json")
-        sync_folder(self.path)
-        sync_folder(self.path.parent)
+        self._is_durable = False
+
+    def make_durable(self) -> None:
+        """Bring the folder itself to the disk, before the first event in it is: who makes a writer, perhaps in an event
+        loop, does not wait for that. Raises OSError."""
+        if not self._is_durable:
+            for path in (self.path / "epoch", self.path / "meta.json", self.path, self.path.parent):
+                sync_path(path)
+            self._is_durable = True
 
     def set_epoch(self, epoch: int) -> None:
         """Keep the claimed epoch, durably, before anything is uploaded under it.
@@ -194,6 +202,7 @@ class SpoolSegment:
     """The segment that is being written. Each batch is one write, so a torn tail is at most one batch."""
 
     def __init__(self, folder: SpoolFolder, number: int) -> None:
+        folder.make_durable()
         self.number = number
         self.events = 0
         self.bytes = 0  # up to the end of the last batch that was written without an error
@@ -208,7 +217,7 @@ class SpoolSegment:
         message = encode_stream([batch])
         self._file.append(message if not self.events else memoryview(message)[STREAM_HEAD:], sync=sync)
         if sync and not self._synced_name:
-            sync_folder(self._folder.path)
+            sync_path(self._folder.path)
             self._synced_name = True
         self.bytes = self._file.bytes
         self.events += batch.num_rows
@@ -222,7 +231,7 @@ class SpoolSegment:
         self._file.let_go()
         ready = self._open_path.with_suffix(".arrow")
         self._open_path.rename(ready)
-        sync_folder(self._folder.path)
+        sync_path(self._folder.path)
         return ready
 
     def abandon(self) -> Path:
@@ -262,6 +271,7 @@ class MemorySegment:
 def keep(folder: SpoolFolder, number: int, data: bytes) -> Path:
     """Bring a segment that waited in memory to the disk after all. Raises OSError."""
     path = folder.path / f"{number:08d}.arrow"
+    folder.make_durable()
     try:
         _write_whole(path.with_suffix(".new"), data)
         path.with_suffix(".new").replace(path)
@@ -269,7 +279,7 @@ def keep(folder: SpoolFolder, number: int, data: bytes) -> Path:
         with suppress(OSError):
             path.with_suffix(".new").unlink(missing_ok=True)
         raise
-    sync_folder(folder.path)
+    sync_path(folder.path)
     return path
 
 
@@ -325,9 +335,9 @@ def _remove_stillborn(path: Path) -> None:
             lock.close()
 
 
-def sync_folder(path: Path) -> None:
-    """Make renames and new names in `path` durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync_path(path: Path) -> None:
+    """Make a file durable, or renames and new names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
