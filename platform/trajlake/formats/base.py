@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
 from trajlake.errors import FormatError, UsageError
 from trajlake.formats.json_rows import Layout, Refused, Row
-from trajlake.formats.rebuild import laid_out, missing, rebuilt, source_row
+from trajlake.formats.rebuild import Rows, laid_out, missing, rebuilt, rows_of, source_row
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
-from trajlake.ingest.values import begin_row, end_row, microseconds, step_row
+from trajlake.ingest.values import fits, microseconds
 from trajlake.read.trajectory import Trajectory
 
 __all__ = [
@@ -56,6 +58,11 @@ class Record:
     ended_at: Any = None
     source: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
+
+    @cached_property
+    def rows(self) -> Rows:
+        """It as it is stored. Raises UsageError that names the step and the field which does not take its value."""
+        return rows_of(self)
 
 
 @dataclass(frozen=True)
@@ -171,36 +178,30 @@ def traced(record: Record, value: Any, rebuild: Rebuild, file: Mapping[str, Any]
         source["patch"] = patch
     if file:
         source["file"] = dict(file)
-    return replace(record, source=source)
+    found = copy(record)  # with its `rows`, which are made once, for the proof and for the lake
+    found.__dict__["source"] = source
+    return found
 
 
 def fits_begin(name: str, value: Any) -> bool:
     """Whether the begin of an episode has this field and it takes this value."""
-    return _fits(begin_row, name, value)
+    return value is None or fits("begin", name, value)
 
 
 def fits_step(name: str, value: Any) -> bool:
     """Whether a step has this field and it takes this value."""
-    return _fits(step_row, name, value)
+    return value is None or fits("step", name, value)
 
 
 def fits_end(name: str, value: Any) -> bool:
     """Whether the end of an episode has this field and it takes this value."""
-    return _fits(end_row, name, value)
+    return value is None or fits("end", name, value)
 
 
 def fits_time(value: Any) -> bool:
     """Whether this is a time that `started_at` and `ended_at` take."""
     try:
         microseconds(value)
-    except UsageError:
-        return False
-    return True
-
-
-def _fits(convert: Callable[[Mapping[str, Any]], Any], name: str, value: Any) -> bool:
-    try:
-        convert({name: value})
     except UsageError:
         return False
     return True

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
 
 from trajlake.errors import FormatError, NoTrajectories, UsageError
 from trajlake.formats import Format, Record, Refused, Source, detect_source, format_named, open_source
 from trajlake.formats.ledger import Ledger
-from trajlake.formats.rebuild import SOURCE_ROW
-from trajlake.ingest.episode import Episode, EpisodeFields
+from trajlake.formats.rebuild import SOURCE_ROW, extended
+from trajlake.ingest.episode import EpisodeFields, opening_row
+from trajlake.ingest.values import Row, json_text
 from trajlake.ingest.writer import Writer
 
 Progress = Callable[[Path, int, int], None]
@@ -75,6 +78,19 @@ class ImportReport:
         return [file for file in self.files if file.error is not None and not file.left_out]
 
 
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Rows hold no cycles; that Python looks for some among all of them takes a third of an import."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_collections()
 def import_files(
     writer: Writer,
     paths: Iterable[str | os.PathLike[str]],
@@ -83,6 +99,7 @@ def import_files(
     begin: EpisodeFields | None = None,
     on_progress: Progress | None = None,
     ledger: Ledger | None = None,
+    hashes: Mapping[Path, str | None] | None = None,
 ) -> ImportReport:
     """Record the episodes of files and folders (walked in sorted order, hidden names left out) with `writer`.
 
@@ -90,7 +107,7 @@ def import_files(
     found out by its content; `begin` is said of every episode where its file does not say it (for example
     `policy_name`). Nothing about a file is fatal: what cannot be read is in the report. When this returns, what it
     reports is durable. Importing a file again gives the same episode ids, which compaction recognises; with a
-    `ledger`, files that the run has already are left out.
+    `ledger`, files that the run has already are left out. `hashes` are those of files that were hashed a moment ago.
 
     Raises UsageError for a format that does not exist or `begin` that cannot be, and what `Writer.flush` raises.
     """
@@ -104,7 +121,7 @@ def import_files(
         file = FileReport(path)
         report.files.append(file)
         try:
-            source = open_source(path)
+            source = open_source(path, sha256=(hashes or {}).get(path))
             if source.sha256 in seen:
                 raise FormatError(f"{path}: holds the same bytes as {seen[source.sha256]}, which is imported already")
             seen[source.sha256] = path
@@ -125,7 +142,7 @@ def import_files(
 
 def check_begin(begin: EpisodeFields | None) -> None:
     """Raises UsageError where `begin` is not what can be said of an episode."""
-    _Rehearsal().play("", Record("", begin or {}, []))
+    opening_row(begin or {}, None)
 
 
 def is_known(ledger: Ledger, source: Source, format: str | None, file: FileReport) -> bool:
@@ -145,10 +162,15 @@ def is_known(ledger: Ledger, source: Source, format: str | None, file: FileRepor
 def _put_down(writer: Writer, ledger: Ledger | None, pending: list[tuple[str, FileReport]]) -> None:
     """Make everything durable, and then say so of the files."""
     writer.flush()
-    for sha256, file in pending if ledger is not None else ():
-        assert ledger is not None
-        ledger.put(sha256, str(file.format), file.episodes, file.steps, file.refused)
+    if ledger is not None:
+        ledger.put(
+            {
+                sha256: {"format": file.format, "episodes": file.episodes, "steps": file.steps, "refused": file.refused}
+                for sha256, file in pending
+            }
+        )
     pending.clear()
+    gc.collect(1)  # of what came since, without looking through what was there before
 
 
 def episode_id(run: str, sha256: str, key: str) -> str:
@@ -169,11 +191,7 @@ def _import(
     position = -1
     for item in chosen.read(source):
         file.rows_in += 1
-        refusal: Refused | None
-        if isinstance(item, Record):
-            refusal = _record(writer, source, _completed(item, begin, provenance, file.rows_in))
-        else:
-            refusal = item
+        refusal = _record(writer, source, item, begin, provenance, file.rows_in) if isinstance(item, Record) else item
         if refusal is not None:
             file.refused += 1
             if len(file.refusals) < KEPT_REFUSALS:
@@ -189,58 +207,39 @@ def _import(
         on_progress(source.path, source.size, source.size)
 
 
-def _completed(record: Record, begin: EpisodeFields, provenance: EpisodeFields, row: int) -> Record:
-    """The record with what the caller says of every episode, where it is from, and what the way back needs."""
-    said = {name: value for name, value in record.begin.items() if value is not None}
-    kept = {"row": row, **record.source}
-    if added := sorted(name for name in begin.keys() - said.keys() if name != "extra"):
-        kept["added"] = added
-    extra = {**(begin.get("extra") or {}), **(record.begin.get("extra") or {}), SOURCE_ROW: kept}
-    return replace(record, begin=cast(EpisodeFields, {**begin, **said, **provenance, "extra": extra}))
-
-
-def _record(writer: Writer, source: Source, record: Record) -> Refused | None:
-    """Record one episode whole, or say why not."""
-    identity = episode_id(writer.run, source.sha256, record.key)
-    kept = _Kept()
+def _record(
+    writer: Writer, source: Source, record: Record, begin: EpisodeFields, provenance: EpisodeFields, row: int
+) -> Refused | None:
+    """Record one episode whole, or say why not. `row` is its number in the file."""
     try:
-        # First without a writer: an episode that breaks off at its tenth step would be worse than none.
-        kept.play(identity, record)
+        # All of it first: an episode that breaks off at its tenth step would be worse than none.
+        rows = record.rows
+        opening = _completed(rows.begin, record, begin, row)
     except UsageError as error:
         return Refused(record.key, str(error))
-    for kind, row in kept.rows:
-        writer.record(kind, identity, 0, row)
+    opening |= provenance
+    events = [("begin", opening), *[("step", step) for step in rows.steps], ("end", rows.end)]
+    writer.record_all(episode_id(writer.run, source.sha256, record.key), 0, events)
     return None
 
 
-class _Rehearsal:
-    """In place of a Writer: what an Episode records is checked and forgotten."""
-
-    def play(self, identity: str, record: Record) -> None:
-        """Raises UsageError that names the step and the field."""
-        episode = Episode(cast(Writer, self), identity, 0, record.begin, record.started_at)
-        for number, step in enumerate(record.steps, 1):
-            try:
-                episode.step(**step)
-            except UsageError as error:
-                raise UsageError(f"step {number}: {error}") from error
-        episode.end(ended_at=record.ended_at, **record.end)
-
-    def put(self, kind: str, identity: str, attempt: int, row: dict[str, Any], size: int, wait: bool = True) -> bool:
-        return True
-
-    def forget(self, episode: Episode) -> None: ...
-
-
-class _Kept(_Rehearsal):
-    """Keeps what an Episode records, for the writer."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, dict[str, Any]]] = []
-
-    def put(self, kind: str, identity: str, attempt: int, row: dict[str, Any], size: int, wait: bool = True) -> bool:
-        self.rows.append((kind, row))
-        return True
+def _completed(row: Row, record: Record, begin: EpisodeFields, number: int) -> Row:
+    """The record's begin with what the caller says of every episode, and what the way back needs."""
+    kept = {"row": number, **record.source}
+    extra = row.get("extra")
+    if begin:
+        said = {name for name, value in record.begin.items() if value is not None}
+        more: EpisodeFields = {name: value for name, value in begin.items() if name not in {*said, "extra"}}  # type: ignore[assignment]
+        if added := sorted(begin.keys() - said - {"extra"}):
+            kept["added"] = added
+        if "extra" in begin:
+            extra = json_text({**(begin["extra"] or {}), **(record.begin.get("extra") or {})})
+        given = opening_row(more, None)
+        if "restore" in given and "restore" in row:
+            given["restore"] = json_text({**json.loads(given["restore"]), **json.loads(row["restore"])})
+            row = {**row, "restore": given["restore"]}
+        row = given | row
+    return {**row, "extra": extended(extra, SOURCE_ROW, kept)}
 
 
 def files_of(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from trajlake.formats.text import Text
@@ -22,6 +23,7 @@ MAX_DEPTH = 200
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 _FIRST_LINE_LIMIT = 64 << 20  # characters that are read to find out whether a file is one value a line
 _SPACE = " \t\r\n"
+_CONTAINERS = frozenset({dict, list})
 _CLOSES = {"{": "}", "[": "]"}
 _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{}]', re.DOTALL)
 _WORD = re.compile(r'[^\s,\[\]{}"]++')
@@ -271,19 +273,13 @@ def _scan(buffer: str, start: int) -> int | None:
 
 
 def _check_depth(value: Any) -> None:
-    level = [value]
-    depth = 0
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH + 1:
-            raise _TooDeep(_TOO_DEEP)
-        inside: list[Any] = []
-        for container in level:
-            if isinstance(container, dict):
-                inside += [item for item in container.values() if isinstance(item, (dict, list))]
-            elif isinstance(container, list):
-                inside += [item for item in container if isinstance(item, (dict, list))]
-        level = inside
+    level = [value] if type(value) in _CONTAINERS else []
+    for _ in range(MAX_DEPTH + 1):
+        inside = chain.from_iterable([item.values() if type(item) is dict else item for item in level])
+        level = [item for item in inside if type(item) in _CONTAINERS]
+        if not level:
+            return
+    raise _TooDeep(_TOO_DEEP)
 
 
 def _short(text: str) -> str:

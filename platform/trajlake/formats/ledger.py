@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 from trajlake.errors import ObjectMissing
 from trajlake.storage import ObjectStore
 
 _FOLDER = "imports"
 
+Said = dict[str, Any]
+"""Of one file: `format`, `episodes`, `steps` and `refused`."""
+
 
 class Ledger:
-    """One object a file, `imports/<run>/<sha256>.json`, made when every episode of the file is durable.
+    """Objects `imports/<run>/<hash of the object>.json`, each made when every episode of some files is durable: what
+    became of them, by the hash of the file.
 
-    It says `format`, `episodes`, `steps` and `refused` of the file. `again` is for an import that repeats what was
-    imported: nothing is known then, and files are put down all the same.
+    `again` is for an import that repeats what was imported: nothing is known then, and files are put down all the same.
     """
 
     def __init__(self, store: ObjectStore, run: str, *, again: bool = False) -> None:
@@ -24,21 +30,23 @@ class Ledger:
         self._again = again
 
     @cached_property
-    def _names(self) -> set[str]:
-        return {info.key[len(self._prefix) :] for info in self._store.list(self._prefix)}
+    def _known(self) -> dict[str, Said]:
+        known: dict[str, Said] = {}
+        for info in self._store.list(self._prefix):
+            try:
+                found = json.loads(self._store.get(info.key))
+            except (ObjectMissing, ValueError):
+                continue
+            if isinstance(found, dict):
+                known |= {name: said for name, said in found.items() if isinstance(said, dict)}
+        return known
 
-    def find(self, sha256: str) -> dict[str, str | int] | None:
+    def find(self, sha256: str) -> Said | None:
         """What was put down of a file with this hash; None where it was not imported whole."""
-        name = f"{sha256}.json"
-        if self._again or name not in self._names:
-            return None
-        try:
-            found = json.loads(self._store.get(self._prefix + name))
-        except (ObjectMissing, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
+        return None if self._again else self._known.get(sha256)
 
-    def put(self, sha256: str, format: str, episodes: int, steps: int, refused: int) -> None:
-        """Put a file down. What it says of a file never changes, so that the first of two may win."""
-        said = {"format": format, "episodes": episodes, "steps": steps, "refused": refused}
-        self._store.put_if_absent(f"{self._prefix}{sha256}.json", json.dumps(said).encode())
+    def put(self, files: Mapping[str, Said]) -> None:
+        """Put files down, by their hash. What it says of a file never changes, so that the first of two may win."""
+        if files:
+            data = json.dumps(files, sort_keys=True).encode()
+            self._store.put_if_absent(f"{self._prefix}{hashlib.sha256(data).hexdigest()[:32]}.json", data)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from trajlake.formats.chat import ROLE_OF_SOURCE, call_text
-from trajlake.formats.rebuild import extra_of
+from trajlake.formats.rebuild import Exact, extra_of
 
 
 def chat_messages(
@@ -21,6 +21,8 @@ def chat_messages(
 
 
 def _message(step: Mapping[str, Any], columns: Set[str], tells_errors: bool) -> dict[str, Any]:
+    if type(step) is Exact:
+        return step.source  # type: ignore[no-any-return]
     extra = extra_of(step)
     message: dict[str, Any] = {"role": extra.pop("role", ROLE_OF_SOURCE[step["source"]]), "content": step["message"]}
     if step["content_parts"] is not None:

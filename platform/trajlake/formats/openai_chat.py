@@ -71,13 +71,13 @@ def _conversation(source: Source) -> Record | Refused:
 
 def _record(value: Any, key: str) -> Record:
     if isinstance(value, list):
-        return Record(key, {}, chat_steps(value, columns=COLUMNS), source={"bare": True})
+        return Record(key, {}, chat_steps(value, columns=COLUMNS, exact=True), source={"bare": True})
     if not isinstance(value, dict):
         raise FormatError("neither an object with `messages` nor a list of messages")
     rest = dict(value)
     if "messages" not in rest:
         raise FormatError("has no `messages`")
-    steps = chat_steps(rest.pop("messages"), columns=COLUMNS)
+    steps = chat_steps(rest.pop("messages"), columns=COLUMNS, exact=True)
     begin: dict[str, Any] = {}
     end: dict[str, Any] = {}
     times: dict[str, Any] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 _WORTH_A_PROCESS = 32 << 20  # bytes of files: two seconds to start a process are six of reading
 _BATCH_BYTES = 8 << 20
 _LOST = "the process that read it was killed, perhaps for want of memory; run the same command again"
+
+
+Hashes = Mapping[Path, str | None]
+"""Files, with their hashes; None for a file that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,15 @@ def import_tree(
     files = list(files_of(paths))
     ledger = Ledger(lake.store, run, again=again)
     found: dict[Path, FileReport] = {}
-    rest = _not_known(files, chosen, ledger, found)
-    wanted = _count(rest, processes)
+    hashes = _not_known(files, chosen, ledger, found)
+    wanted = _count(list(hashes), processes)
     if wanted > 1:
-        found |= _in_processes(job, rest, wanted, on_progress)
-    elif rest:
+        found |= _in_processes(job, hashes, wanted, on_progress)
+    elif hashes:
         with lake.writer(run=run) as writer:
-            report = import_files(writer, rest, format=chosen, begin=begin, on_progress=on_progress, ledger=ledger)
+            report = import_files(
+                writer, hashes, format=chosen, begin=begin, on_progress=on_progress, ledger=ledger, hashes=hashes
+            )
         found |= {file.path: file for file in report.files}
     return ImportReport([found[path] for path in files])
 
@@ -108,13 +114,13 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _in_processes(job: _Job, files: Sequence[Path], count: int, on_progress: Progress | None) -> dict[Path, FileReport]:
+def _in_processes(job: _Job, hashes: Hashes, count: int, on_progress: Progress | None) -> dict[Path, FileReport]:
     found: dict[Path, FileReport] = {}
-    batches = _batches(files, count)
+    batches = _batches(hashes, count)
     # Not forked: a process with threads (a writer's, Arrow's) may hang in its copy.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, context, _start, (job,)) as pool:
-        tasks: dict[Future[list[FileReport]], list[Path]] = {pool.submit(_read, batch): batch for batch in batches}
+        tasks: dict[Future[list[FileReport]], Hashes] = {pool.submit(_read, batch): batch for batch in batches}
         try:
             for task in as_completed(tasks):
                 for report in _result(task, tasks[task]):
@@ -130,17 +136,17 @@ def _in_processes(job: _Job, files: Sequence[Path], count: int, on_progress: Pro
 
 def _not_known(
     files: Sequence[Path], chosen: str | Format | None, ledger: Ledger, found: dict[Path, FileReport]
-) -> list[Path]:
+) -> Hashes:
     """The files that the run does not have, of those with the same bytes the first; of the others there is a report."""
     seen: dict[str, Path] = {}
     name = chosen if chosen is None or isinstance(chosen, str) else chosen.name
-    kept = []
+    kept: dict[Path, str | None] = {}
     for path in files:
         try:
             source = open_source(path)
             sha256 = source.sha256
         except (FormatError, OSError):
-            kept.append(path)  # whoever reads it says what is wrong
+            kept[path] = None  # whoever reads it says what is wrong
             continue
         if sha256 in seen:
             error = f"holds the same bytes as {seen[sha256]}, which is imported already"
@@ -151,33 +157,33 @@ def _not_known(
         if is_known(ledger, source, name, report):
             found[path] = report
         else:
-            kept.append(path)
+            kept[path] = sha256
     return kept
 
 
-def _batches(files: Sequence[Path], count: int) -> list[list[Path]]:
+def _batches(hashes: Hashes, count: int) -> list[Hashes]:
     """The files in their order, in parts that are large enough to be flushed, and many enough to be shared out."""
-    total = sum(map(_size, files))
-    limit = max(_BATCH_BYTES, total // (count * 8))
-    batches: list[list[Path]] = []
+    sizes = {path: _size(path) for path in hashes}
+    limit = max(_BATCH_BYTES, sum(sizes.values()) // (count * 8))
+    batches: list[dict[Path, str | None]] = []
     size = limit
-    for path in files:
+    for path, sha256 in hashes.items():
         if size >= limit:
-            batches.append([])
+            batches.append({})
             size = 0
-        batches[-1].append(path)
-        size += _size(path)
-    return batches
+        batches[-1][path] = sha256
+        size += sizes[path]
+    return list(batches)
 
 
-def _result(task: Future[list[FileReport]], batch: list[Path]) -> list[FileReport]:
+def _result(task: Future[list[FileReport]], batch: Hashes) -> list[FileReport]:
     try:
         return task.result()
     except BrokenProcessPool:
         return [FileReport(path, error=_LOST) for path in batch]
 
 
-_read_files: Callable[[Sequence[Path]], ImportReport] | None = None
+_read_files: Callable[[Hashes], ImportReport] | None = None
 """In a process of the pool: imports with the process's own writer."""
 
 
@@ -189,12 +195,12 @@ def _start(job: _Job) -> None:
     chosen = _format(job)
     ledger = Ledger(lake.store, job.run, again=job.again)
 
-    def read(paths: Sequence[Path]) -> ImportReport:
-        return import_files(writer, paths, format=chosen, begin=job.begin, ledger=ledger)
+    def read(hashes: Hashes) -> ImportReport:
+        return import_files(writer, hashes, format=chosen, begin=job.begin, ledger=ledger, hashes=hashes)
 
     _read_files = read
 
 
-def _read(batch: list[Path]) -> list[FileReport]:
+def _read(batch: Hashes) -> list[FileReport]:
     assert _read_files is not None
     return _read_files(batch).files

@@ -10,20 +10,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trajlake.errors import FormatError, UsageError
-from trajlake.ingest.episode import Episode
+from trajlake.ingest.episode import opening_row, outcome_row, with_tensors
+from trajlake.ingest.values import Row, json_text, step_row
 from trajlake.read.trajectory import Trajectory, restored
 from trajlake_schemas import EPISODES, STEPS
 
 if TYPE_CHECKING:
     from trajlake.formats.base import Record
-    from trajlake.ingest.writer import Writer
 
 SOURCE_ROW = "source_row"
 """The key in an episode's `extra` under which the import keeps what the way back needs: `row`, the number of the row
@@ -31,68 +31,99 @@ in its file; `patch`, what rebuilding does not give; `added`, the columns that t
 one episode of a file `file`, what is said once of all its rows."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_NO_EPISODE = dict.fromkeys(EPISODES.names())
+_NO_EPISODE = dict.fromkeys([*EPISODES.names(), "occurred_at"])
 _NO_STEP = dict.fromkeys(STEPS.names())
-_NOT_PLAIN = {"timestamp", "occurred_at", "token_ids", "loss_mask", "logprobs"}
+_NOT_PLAIN = {"timestamp", "token_ids", "loss_mask", "logprobs"}
+_MISSING = object()
 
 Patch = list[list[Any]]
 """`[path]` takes away what is there, `[path, value]` puts a value there; a path is a list of keys and positions."""
 
 
-def stored(record: Record) -> Trajectory:
-    """What a lake gives back of this record, without ids. Raises UsageError that names the step
-    and the field which does not take its value."""
-    keeping = _Keeping()
-    episode = Episode(cast("Writer", keeping), "", 0, record.begin, record.started_at)
+class Exact(dict[str, Any]):
+    """A step that is in the form in which it is stored, and of which the format makes its source again without a
+    difference: `source`, which need not be proved then. What it does not hold is null."""
+
+    __slots__ = ("source",)
+    source: Any
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A record as it is stored: the structs of the events `begin`, `step` and `end`."""
+
+    begin: Row
+    steps: Sequence[Row]
+    end: Row
+
+
+def rows_of(record: Record) -> Rows:
+    """The record as it is stored: what `Record.rows` keeps."""
+    begin = opening_row(record.begin, record.started_at)
+    steps: list[Row] = []
+    said: dict[str, bool | None] = {"terminated": None, "truncated": None}
     for number, step in enumerate(record.steps, 1):
+        if type(step) is Exact:
+            steps.append(step)
+            continue
         try:
-            episode.step(**step)
+            row = step_row(with_tensors(step.copy()))
         except UsageError as error:
             raise UsageError(f"step {number}: {error}") from error
-    episode.end(ended_at=record.ended_at, **record.end)
-    begin, *steps, end = keeping.rows
-    times = {"started_at": begin.pop("occurred_at", None), "ended_at": end.pop("occurred_at", None)}
-    extra = _merged(begin, end, "extra")
-    if record.source:
-        extra[SOURCE_ROW] = dict(record.source)
+        steps.append(row)
+        if "terminated" in row or "truncated" in row:
+            said |= {name: row[name] for name in said if row.get(name) is not None}
+    return Rows(begin, steps, outcome_row(record.end, record.ended_at, said["terminated"], said["truncated"]))
+
+
+def stored(record: Record) -> Trajectory:
+    """What a lake gives back of this record, without ids. Raises UsageError as `Record.rows`."""
+    rows = record.rows
+    begin, end = rows.begin, rows.end
+    extra = begin.get("extra")
+    if "extra" in end:  # the end's keys win, as the compaction merges them
+        extra = json_text({**json.loads(extra or "{}"), **json.loads(end["extra"])})
     row = {
         **_NO_EPISODE,
         **begin,
         **end,
-        **times,
-        "extra": json.dumps(extra) if extra else None,
-        "restore": json.dumps(_merged(begin, end, "restore")),
-        "n_steps": len(steps),
+        "started_at": _time(begin.get("occurred_at")),
+        "ended_at": _time(end.get("occurred_at")),
+        "extra": extended(extra, SOURCE_ROW, dict(record.source)) if record.source else extra,
+        "n_steps": len(rows.steps),
     }
-    return Trajectory(
-        restored(row), [_NO_STEP | restored(step) | {"step_index": index} for index, step in enumerate(steps)]
-    )
+    del row["occurred_at"]
+    if "restore" in begin and "restore" in end:
+        row["restore"] = json.dumps({**json.loads(begin["restore"]), **json.loads(end["restore"])})
+    return Trajectory(restored(row), [_read_back(step, index) for index, step in enumerate(rows.steps)])
 
 
-def _merged(begin: Mapping[str, Any], end: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The JSON objects that both have in a column, the end's keys winning, as the compaction merges them."""
-    return {key: value for row in (begin, end) if row.get(name) for key, value in json.loads(row[name]).items()}
+def extended(text: str | None, name: str, value: Any) -> str:
+    """The JSON text of an object with one more key, which wins over one of that name. The text is not read for it."""
+    more = json_text({name: value})
+    if not text or text == "{}":
+        return more
+    if json_text(name) in text:
+        return json_text({**json.loads(text), name: value})
+    return f"{text[:-1]},{more[1:]}"
 
 
-class _Keeping:
-    """In place of a Writer: keeps the rows as a reader of the tables gets them."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def put(self, kind: str, identity: str, attempt: int, row: dict[str, Any], size: int, wait: bool = True) -> bool:
-        row = dict(row)
-        for name in _NOT_PLAIN & row.keys():
-            if row[name] is not None:
-                row[name] = _read_back(row[name])
-        self.rows.append(row)
-        return True
-
-    def forget(self, episode: Episode) -> None: ...
+def _read_back(row: Row, index: int) -> dict[str, Any]:
+    """A step as a reader of the tables gets it."""
+    if type(row) is Exact:
+        return row
+    step = {**_NO_STEP, **row, "step_index": index}
+    for name in _NOT_PLAIN & row.keys():
+        value = row[name]
+        step[name] = value.tolist() if isinstance(value, np.ndarray) else _time(value)
+    return step
 
 
-def _read_back(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else _EPOCH + timedelta(microseconds=value)
+def _time(value: int | None) -> datetime | None:
+    return None if value is None else _EPOCH + timedelta(microseconds=value)
 
 
 def extra_of(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,8 +171,34 @@ def same(one: Any, other: Any) -> bool:
 def difference(wanted: Any, given: Any) -> Patch:
     """The patch that makes `wanted` of `given`; empty where they are equal."""
     patch: Patch = []
-    _compare(wanted, given, [], patch)
+    if not _is_same(wanted, given):
+        _compare(wanted, given, [], patch)
     return patch
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether the values are equal beyond doubt, which most are: this is all that most rows need."""
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is dict:
+        if len(one) != len(other):
+            return False
+        for name, value in one.items():
+            given = other.get(name, _MISSING)
+            if value is given:
+                continue
+            if type(value) is str:
+                if value != given:
+                    return False
+            elif not _is_same(value, given):
+                return False
+        return True
+    if kind is list:
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return bool(one == other)
 
 
 def _compare(wanted: Any, given: Any, path: list[str | int], patch: Patch) -> None:

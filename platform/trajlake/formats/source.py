@@ -41,7 +41,7 @@ _BYTE_ORDER_MARKS = (  # longest first: the mark of UTF-32 LE begins with that o
 
 
 class Source:
-    """One file. Made by `open_source`; nothing is held open between calls."""
+    """One file. Made by `open_source`. Its rows are to be read once, and left alone by who looks at the first."""
 
     def __init__(self, path: Path, size: int, head: bytes) -> None:
         self.path = path
@@ -49,6 +49,7 @@ class Source:
         self.head = head
         self.position = 0
         """Bytes read so far by the newest `rows()`: for progress."""
+        self._begun: Iterator[Row | Refused] | None = None
 
     @cached_property
     def sha256(self) -> str:
@@ -87,6 +88,14 @@ class Source:
 
         A row that is not JSON is Refused and the others go on. Raises FormatError where the file is not text.
         """
+        begun, self._begun = self._begun, None
+        if begun is None:
+            yield from self._rows()
+        else:  # nobody has read on since the first rows were looked at: they are not read twice
+            yield from self.first_rows
+            yield from begun
+
+    def _rows(self) -> Iterator[Row | Refused]:
         layout = self.layout
         with self.open() as file:
             text = self._text(file)
@@ -100,11 +109,12 @@ class Source:
         """Up to five of the first rows; none where the file is not text."""
         if self.kind:
             return []
-        rows = list(islice(self.rows(), _FIRST_ROWS))
+        self._begun = self._rows()
+        rows = list(islice(self._begun, _FIRST_ROWS))
         self.position = 0
         return rows
 
-    @property
+    @cached_property
     def first_values(self) -> list[Any]:
         """The values of the first rows that are JSON, for `detect`."""
         return [row.value for row in self.first_rows if isinstance(row, Row)]
@@ -153,8 +163,9 @@ def _holds_json(value: Any) -> bool:
     return True
 
 
-def open_source(path: str | Path) -> Source:
-    """The file, looked at. Raises FormatError where there is none, it is a folder, empty, or a Git LFS pointer."""
+def open_source(path: str | Path, *, sha256: str | None = None) -> Source:
+    """The file, looked at; `sha256` is its hash where that is known already. Raises FormatError where there is none, it
+    is a folder, empty, or a Git LFS pointer."""
     path = Path(path)
     try:
         if path.is_dir():
@@ -172,4 +183,7 @@ def open_source(path: str | Path) -> Source:
         raise FormatError(f"{path}: empty, there is nothing to import")
     if head.startswith(_LFS):
         raise FormatError(f"{path}: a Git LFS pointer, not the file itself: run `git lfs pull` where it came from")
-    return Source(path, size, head)
+    source = Source(path, size, head)
+    if sha256 is not None:
+        source.sha256 = sha256
+    return source

@@ -32,7 +32,7 @@ def _record(value: Any, key: str) -> Record:
     rest = dict(value)
     if "traj" not in rest:
         raise FormatError("has no `traj`, the list of its messages")
-    steps = chat_steps(rest.pop("traj"), is_error=_is_error)
+    steps = chat_steps(rest.pop("traj"), is_error=_is_error, exact=True)
     task_id, trial = rest.pop("task_id", None), rest.pop("trial", None)
     domain = _domain(steps)
     begin: dict[str, Any] = {"task_family": "tau-bench", "domain": domain, "task_id": task_id, "trial": trial}

@@ -6,7 +6,7 @@ import codecs
 import re
 from typing import BinaryIO
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 4 << 20  # a value that is cut off is read again from its start
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _BAD_UNIT = "\udcff"
 

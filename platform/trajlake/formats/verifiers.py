@@ -137,7 +137,7 @@ def _steps(completion: Any, source: dict[str, Any]) -> list[StepFields]:
     if isinstance(completion, str):  # of a model without chat messages
         source["text"] = True
         return [{"source": "agent", "message": completion}]
-    return chat_steps(completion)
+    return chat_steps(completion, exact=True)
 
 
 def _put_outcome(rest: dict[str, Any], end: dict[str, Any], source: dict[str, Any]) -> None:

@@ -116,9 +116,7 @@ class Episode:
         self._terminated: bool | None = None
         self._truncated: bool | None = None
         self._conversation: Conversation | None = None
-        row = begin_row(begin)
-        if started_at is not None:
-            row["occurred_at"] = microseconds(started_at)
+        row = opening_row(begin, started_at)
         self._put("begin", episode_id, attempt, row, row_bytes(row))
 
     def step(self, **fields: Unpack[StepFields]) -> int:
@@ -126,14 +124,14 @@ class Episode:
 
         Raises UsageError that names the field, and WriterClosed after the end.
         """
-        row = _with_tensors(fields) if "observation" in fields or "action" in fields else cast(Row, fields)
+        row = with_tensors(fields) if "observation" in fields or "action" in fields else cast(Row, fields)
         size = freeze_step(row)
         with self._lock:
             return self._add(row, size)
 
     async def astep(self, **fields: Unpack[StepFields]) -> int:
         """`step`, while the event loop goes on: it waits in another thread where memory is full."""
-        row = _with_tensors(fields)
+        row = with_tensors(fields)
         size = freeze_step(row)
         with self._lock:
             index = self._add(row, size, wait=False)
@@ -158,7 +156,7 @@ class Episode:
             if self._conversation is None:
                 self._conversation = Conversation()
             news = self._conversation.news(messages, response, fields, self._steps)
-            rows = [_with_tensors(cast(StepFields, step)) for step in news.steps]
+            rows = [with_tensors(cast(StepFields, step)) for step in news.steps]
             for row, size in [(row, freeze_step(row)) for row in rows]:
                 self._add(row, size)
             self._conversation.add(news)
@@ -216,17 +214,7 @@ class Episode:
     def _end_row(self, ended_at: Any, fields: EndFields) -> Row:
         if self._ended:
             raise WriterClosed(f"episode {self.episode_id} has ended already")
-        given: dict[str, Any] = dict(fields)
-        if given.get("terminated") is None:
-            given["terminated"] = self._terminated
-        if given.get("truncated") is None:
-            given["truncated"] = self._truncated
-        if given.get("status") is None:
-            given["status"] = "truncated" if given["truncated"] and not given["terminated"] else "completed"
-        row = end_row(given)
-        if ended_at is not None:
-            row["occurred_at"] = microseconds(ended_at)
-        return row
+        return outcome_row(fields, ended_at, self._terminated, self._truncated)
 
     def __enter__(self) -> Episode:
         return self
@@ -247,7 +235,31 @@ class Episode:
             await self.aend(**_outcome(kind, error))
 
 
-def _with_tensors(fields: StepFields) -> Row:
+def opening_row(fields: EpisodeFields, started_at: Any) -> Row:
+    """The `begin` struct of an episode. Raises UsageError that names the field."""
+    row = begin_row(fields)
+    if started_at is not None:
+        row["occurred_at"] = microseconds(started_at)
+    return row
+
+
+def outcome_row(fields: EndFields, ended_at: Any, terminated: bool | None, truncated: bool | None) -> Row:
+    """The `end` struct of an episode; `terminated` and `truncated` are those of its last step that said so. Raises
+    UsageError that names the field."""
+    given: dict[str, Any] = dict(fields)
+    if given.get("terminated") is None:
+        given["terminated"] = terminated
+    if given.get("truncated") is None:
+        given["truncated"] = truncated
+    if given.get("status") is None:
+        given["status"] = "truncated" if given["truncated"] and not given["terminated"] else "completed"
+    row = end_row(given)
+    if ended_at is not None:
+        row["occurred_at"] = microseconds(ended_at)
+    return row
+
+
+def with_tensors(fields: StepFields) -> Row:
     """The call's own dict, with observation and action among the tensors."""
     given = cast(Row, fields)
     tensors = {name: given.pop(name) for name in ("observation", "action") if name in given}

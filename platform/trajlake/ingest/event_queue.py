@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from trajlake.errors import TrajlakeError, UsageError, WriterClosed
-from trajlake.ingest.values import Row
+from trajlake.ingest.values import Row, row_bytes
 
 log = logging.getLogger("trajlake")
 
@@ -90,6 +91,24 @@ class EventQueue:
             if before < self.batch_bytes <= self.queued:
                 self.changed.notify_all()
         return True
+
+    def put_all(self, episode_id: str, attempt: int, events: Sequence[tuple[str, Row]]) -> None:
+        """Queue many events of one episode, as `(kind, row)`. Raises WriterClosed."""
+        sizes = [row_bytes(row) for _, row in events]
+        total = sum(sizes)
+        with self._lock:
+            if self.accepting and self.queued + self.held + total <= self._limit and not self._torn:
+                now = (self._epoch_start + _clock(_CLOCK)) // 1000
+                numbered = enumerate(zip(events, sizes, strict=True), self.sequence)
+                self._events += [
+                    (kind, episode_id, attempt, at, now, row, size) for at, ((kind, row), size) in numbered
+                ]
+                before, self.queued = self.queued, self.queued + total
+                if before < self.batch_bytes <= self.queued:
+                    self.changed.notify_all()
+                return
+        for (kind, row), size in zip(events, sizes, strict=True):  # memory is short: each as there is room for it
+            self.put(kind, episode_id, attempt, row, size)
 
     @property
     def sequence(self) -> int:

@@ -42,6 +42,7 @@ class Recorder:
         self.episodes = 0
         self.open_episodes = 0
         self.put = self._queue.put
+        self.put_all = self._queue.put_all
         self._encoder.start()
         self._uploader.start()
 

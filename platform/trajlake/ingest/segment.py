@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -158,8 +158,8 @@ def encode_segment(events: pa.Table) -> bytes:
 
 def encode_descriptor(descriptor: Descriptor, **more: int) -> bytes:
     """What follows the stream; `more` is for who wrote it, and readers pass it by."""
-    body = asdict(descriptor) | more
-    body["episodes"] = [list(asdict(part).values()) for part in descriptor.episodes]
+    parts = [[part.episode_id, part.attempt, part.events, part.begins, part.ends] for part in descriptor.episodes]
+    body = {"events": descriptor.events, "first_sequence": descriptor.first_sequence, "episodes": parts} | more
     text = json.dumps(body, separators=(",", ":")).encode()
     return text + _TAIL.pack(len(text), MAGIC)
 

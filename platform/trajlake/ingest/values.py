@@ -11,7 +11,7 @@ import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,9 @@ from trajlake_schemas.steps import ARGUMENTS_KINDS, SOURCES, STEP_CONTENT
 
 Row = dict[str, Any]
 
+_CALL_KEYS = frozenset({"id", "name", "arguments"})
+_RESULT_KEYS = frozenset({"call_id", "content", "is_error"})
+_REWARD_KEYS = frozenset({"name", "value", "weight", "kind"})
 _INT32_MAX = 2**31 - 1
 _LONGEST_TEXT = 500_000_000  # at four bytes a character this still fits Arrow's 32-bit offsets
 
@@ -31,7 +34,7 @@ _LONGEST_TEXT = 500_000_000  # at four bytes a character this still fits Arrow's
 def json_text(value: Any) -> str:
     """`value` as JSON text, ASCII only, so that lone surrogates survive as escapes."""
     try:
-        return json.dumps(value, separators=(",", ":"), default=_json_default)
+        return _JSON.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot be written as JSON: {error}") from error
 
@@ -48,6 +51,9 @@ def _json_default(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode("ascii")}
     raise TypeError(f"a {type(value).__name__} has no JSON form")
+
+
+_JSON = json.JSONEncoder(separators=(",", ":"), default=_json_default)
 
 
 def microseconds(value: Any) -> int:
@@ -149,24 +155,28 @@ def tool_calls(value: Any, leftovers: Row) -> list[Row]:
     return calls
 
 
-def _usual_calls(value: Any) -> tuple[list[Row], int] | None:
-    """Calls of id, name and arguments, all of them text and nothing else, in one of the two forms, and about how many
-    bytes they take; else None."""
+def usual_calls(value: Any) -> tuple[list[Row], int] | None:
+    """Calls of id, name and arguments, all of them text (an id or name may be absent) and nothing else, in one of the
+    two forms, and about how many bytes they take; else None."""
     if type(value) is not list:
         return None
     rows = []
     size = 0
     for given in value:
-        if type(given) is not dict or len(given) != 3:
+        if type(given) is not dict:
             return None
         identity = given.get("id")
         inner = given
         if "function" in given:
             inner = given["function"]
-            if type(inner) is not dict or len(inner) != 2 or given.get("type") != "function":
+            if type(inner) is not dict or len(inner) != 2 or len(given) != 3 or given.get("type") != "function":
                 return None
+        elif not given.keys() <= _CALL_KEYS:
+            return None
         name, arguments = inner.get("name"), inner.get("arguments")
-        if type(identity) is not str or type(name) is not str or type(arguments) is not str:
+        if type(arguments) is not str or not (type(name) is str or (name is None and inner is given)):
+            return None
+        if type(identity) is not str and (identity is not None or inner is not given):
             return None
         rows.append({"id": identity, "name": name, "arguments": arguments, "arguments_kind": "string"})
         size += len(arguments) + _ROW_BYTES
@@ -196,16 +206,18 @@ def tool_results(value: Any, leftovers: Row) -> list[Row]:
 
 
 def _usual_results(value: Any) -> tuple[list[Row], int] | None:
-    """Results of call_id and content, both text, and perhaps is_error, and about their bytes; else None."""
+    """Results of content that is text, and perhaps call_id and is_error, and about their bytes; else None."""
     if type(value) is not list:
         return None
     rows = []
     size = 0
     for given in value:
-        if type(given) is not dict or len(given) != 2 + ("is_error" in given):
+        if type(given) is not dict or not given.keys() <= _RESULT_KEYS:
             return None
         call_id, content, is_error = given.get("call_id"), given.get("content"), given.get("is_error")
-        if type(call_id) is not str or type(content) is not str or not (is_error is None or type(is_error) is bool):
+        if type(content) is not str or not (call_id is None or type(call_id) is str):
+            return None
+        if is_error is not None and type(is_error) is not bool:
             return None
         rows.append({"call_id": call_id, "content": content, "is_error": is_error})
         size += len(content) + _ROW_BYTES
@@ -241,8 +253,8 @@ def rewards(value: Any) -> list[Row]:
         value = [{"name": name, "value": component} for name, component in value.items()]
     rows = []
     for given in _mappings(value):
-        unknown = set(given) - {"name", "value", "weight", "kind"}
-        if unknown:
+        if not given.keys() <= _REWARD_KEYS:
+            unknown = given.keys() - _REWARD_KEYS
             raise UsageError(f"has no field {', '.join(sorted(map(str, unknown)))}; name, value, weight, kind are")
         number, weight = given.get("value"), given.get("weight")
         rows.append(
@@ -250,7 +262,7 @@ def rewards(value: Any) -> list[Row]:
                 "name": _text(given.get("name")),
                 "value": None if number is None else _real(number),
                 "weight": None if weight is None else _real(weight),
-                "kind": None if given.get("kind") is None else _one_of(REWARD_KINDS)(given["kind"]),
+                "kind": None if given.get("kind") is None else _reward_kind(given["kind"]),
             }
         )
     return rows
@@ -276,6 +288,9 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
         return str(value)
 
     return check
+
+
+_reward_kind = _one_of(REWARD_KINDS)
 
 
 def _tensors(value: Any) -> list[Row]:
@@ -332,10 +347,17 @@ _STEP_CONVERTERS = {
     for column in STEP_CONTENT
     if column.name not in {"tool_calls", "tool_results", "restore"}
 }
-_STEP_LISTS = {"tool_calls": (_usual_calls, tool_calls), "tool_results": (_usual_results, tool_results)}
+_STEP_LISTS = {"tool_calls": (usual_calls, tool_calls), "tool_results": (_usual_results, tool_results)}
 _BEGIN_CONVERTERS = {column.name: _converter(column) for column in BEGIN}
 _END_CONVERTERS = {column.name: _converter(column) for column in OUTCOME} | {"extra": json_text}
 
+
+_CONVERTERS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "begin": _BEGIN_CONVERTERS,
+    "step": _STEP_CONVERTERS
+    | {"tool_calls": lambda value: tool_calls(value, {}), "tool_results": lambda value: tool_results(value, {})},
+    "end": _END_CONVERTERS,
+}
 
 # What may stay as it is, by name and exact type: it cannot change, and there is nothing to check. What a call costs is
 # the sum of what is asked here for each field.
@@ -448,6 +470,20 @@ def _row(what: str, given: Mapping[str, Any], converters: Mapping[str, Callable[
     if originals:
         row["restore"] = json_text(originals)
     return row
+
+
+def fits(what: Literal["begin", "step", "end"], name: str, value: Any) -> bool:
+    """Whether this struct of an event has the field and it takes the value, which is not null."""
+    convert = _CONVERTERS[what].get(name)
+    if convert is None:
+        return False
+    if convert is _text and what != "step" and isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return True  # kept in `restore`
+    try:
+        convert(value)
+    except UsageError:
+        return False
+    return True
 
 
 def _unknown_field(what: str, name: str, known: tuple[str, ...]) -> UsageError:

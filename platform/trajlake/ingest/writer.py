@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
@@ -129,6 +130,14 @@ class Writer:
     def put(self) -> Put:
         """The queue's own `put` in this process, which an episode keeps. Raises WriterClosed."""
         return (self._recorder or self._begin_again()).put
+
+    def record_all(self, episode_id: str, attempt: int, events: Sequence[tuple[str, Row]]) -> None:
+        """Queue a whole episode that is there at once, as `(kind, row)`: as `record` of each, in a third of the time.
+        What is imported comes this way."""
+        recorder = self._recorder or self._begin_again()
+        with self._lock:
+            recorder.episodes += 1
+        recorder.put_all(episode_id, attempt, events)
 
     def forget(self, episode: Episode) -> None:
         """An episode has ended; it no longer counts as open."""

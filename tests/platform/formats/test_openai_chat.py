@@ -27,7 +27,11 @@ def only(found: list[Record | Refused]) -> Record:
 
 
 def step(put: Any, message: dict[str, Any]) -> dict[str, Any]:
-    return dict(only(read(put([{"messages": [message]}]))).steps[0])
+    """The step of a message; one that is in its stored form already is given as the others are."""
+    found: dict[str, Any] = dict(only(read(put([{"messages": [message]}]))).steps[0])
+    if isinstance(found.get("extra"), str):
+        found["extra"] = json.loads(found["extra"])
+    return found
 
 
 @pytest.mark.unit
@@ -146,7 +150,7 @@ def test_tool_and_function_messages_are_results(put: Any) -> None:
     found = step(put, {"role": "tool", "tool_call_id": "c", "content": "42", "name": "add"})
     assert found == {
         "source": "tool",
-        "tool_results": [{"call_id": "c", "content": "42"}],
+        "tool_results": [{"call_id": "c", "content": "42", "is_error": None}],
         "extra": {"name": "add"},
     }
     found = step(put, {"role": "function", "name": "add", "content": None, "is_error": True})

@@ -100,8 +100,7 @@ def test_a_file_is_put_down_only_when_it_is_durable(tree: Path, tmp_path: Path) 
     class Failing:
         run = "r"
 
-        def record(self, *event: Any) -> bool:
-            return True
+        def record_all(self, *events: Any) -> None: ...
 
         def flush(self) -> None:
             raise StoreUnavailable("gone")

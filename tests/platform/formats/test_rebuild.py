@@ -14,10 +14,13 @@ from tests.platform.formats.mutation import check, check_real_file, withstand
 
 from trajlake.errors import FormatError, UsageError
 from trajlake.formats import Record, format_named, open_source
+from trajlake.formats.chat import COLUMNS, chat_steps
 from trajlake.formats.json_rows import Layout
+from trajlake.formats.messages import chat_messages
 from trajlake.formats.openai_chat import FORMAT as CHAT
-from trajlake.formats.rebuild import difference, laid_out, patched, rebuilt, same, stored
+from trajlake.formats.rebuild import Exact, difference, laid_out, patched, rebuilt, same, stored
 from trajlake.formats.tau_bench import FORMAT as TAU
+from trajlake_schemas import STEPS
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
@@ -132,6 +135,53 @@ ROW = {
     "status": "completed",
 }
 TAU_ROW = {"task_id": 1, "reward": 1.0, "info": {"error": "no"}, "traj": MESSAGES[1:6], "trial": 0}
+
+
+ODD_KEYS = [
+    *("name", "refusal", "function_call", "reasoning", "reasoning_content", "extra", "is_error", "tool_results"),
+    *("reward", "call_key", "content_kind", "tool_calls_as_text", "tool_call_id", "weight", "timestamp", "source"),
+]
+CALLS = st.lists(
+    st.sampled_from([CALL, {**CALL, "index": 1}, {"id": "c", "name": "f", "arguments": "{}"}, json.dumps(CALL), None])
+)
+ANY_MESSAGE = st.builds(
+    lambda usual, odd: usual | odd,
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant", "tool", "developer", "function"])},
+        optional={
+            "content": st.none() | st.text(max_size=3) | st.just("Error: no") | st.just([]) | st.just({"a": 1}),
+            "tool_calls": st.none() | CALLS,
+            "tool_call_id": st.none() | st.just("c") | st.just(5),
+        },
+    ),
+    st.dictionaries(st.sampled_from(ODD_KEYS), VALUES | st.just({"name": "f", "arguments": "{}"}), max_size=2),
+)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("reports", "columns"), [(True, frozenset()), (False, COLUMNS), (False, frozenset())])
+@given(messages=st.lists(ANY_MESSAGE, min_size=1, max_size=4))
+def test_a_step_that_is_exact_gives_its_message_again(reports: bool, columns: Any, messages: Any) -> None:
+    def is_error(content: str) -> bool:
+        return content.startswith("Error")
+
+    for message in messages:
+        try:
+            [step] = chat_steps([message], is_error=is_error if reports else None, columns=columns, exact=True)
+        except FormatError:
+            continue
+        if type(step) is Exact:
+            assert step.source is message
+            read = {**dict.fromkeys(STEPS.names()), **step, "step_index": 0}
+            [again] = chat_messages([read], columns=columns, tells_errors=not reports)
+            assert same(again, message)
+            [longer] = chat_steps([message], is_error=is_error if reports else None, columns=columns)
+            assert same(nulls_out(Record("row 1", {}, [longer]).rows.steps[0]), nulls_out(step))
+
+
+def nulls_out(step: Any) -> dict[str, Any]:
+    found = {name: value for name, value in step.items() if value is not None}
+    return found | ({"extra": json.loads(found["extra"])} if "extra" in found else {})
 
 
 @pytest.mark.unit

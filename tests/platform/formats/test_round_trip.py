@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 
 from trajlake.formats.base import Record
-from trajlake.formats.importing import _Rehearsal
 from trajlake.ingest.segment import Event, encode_batch
 from trajlake.read.record import json_line, record
 from trajlake.read.trajectory import Trajectory, restored
@@ -37,7 +37,7 @@ def comparable(step: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.unit
-def test_every_column_of_a_step_comes_in_again(put: Any, run_import: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_column_of_a_step_comes_in_again(put: Any, run_import: Any) -> None:
     steps: Any = [
         {"source": "system", "message": "be\ud800", "extra": {"role": "developer"}},
         {
@@ -83,21 +83,13 @@ def test_every_column_of_a_step_comes_in_again(put: Any, run_import: Any, monkey
             "truncated": False,
         },
     ]
-    recorded: dict[str, list[dict[str, Any]]] = {"begin": [], "step": [], "end": []}
-
-    def keep(self: Any, kind: str, identity: str, attempt: int, row: Any, size: int, wait: bool = True) -> bool:
-        recorded[kind].append(row)
-        return True
-
-    monkeypatch.setattr(_Rehearsal, "put", keep)
-    _Rehearsal().play("e", Record("row 1", {"task_id": 5, "tags": {"a": "b"}}, steps, {"reward": float("inf")}))
-    monkeypatch.undo()
-    originals = through_arrow(recorded["step"])
+    rows = Record("row 1", {"task_id": 5, "tags": {"a": "b"}}, steps, {"reward": float("inf")}).rows
+    originals = through_arrow(rows.steps)
     empty = dict.fromkeys([*COLUMNS, *EPISODES.names()])
     line = exported(
-        empty | recorded["begin"][0],
+        empty | rows.begin,
         originals,
-        empty | recorded["end"][0],
+        empty | rows.end,
     )
     again = run_import(put(line))
     assert (again.report.episodes, again.report.refused) == (1, 0)
@@ -113,7 +105,7 @@ def test_every_column_of_a_step_comes_in_again(put: Any, run_import: Any, monkey
     assert extra == {"episode_id": "e", "n_steps": 5}
 
 
-def through_arrow(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def through_arrow(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The steps as a reader of landing gets them."""
     batch = encode_batch([Event("step", "e", 0, number, 0, row) for number, row in enumerate(rows)])
     return [event["step"] for event in batch.to_pylist()]
