@@ -20,7 +20,7 @@ from tests.benchmarks.corpus import Corpus
 from tests.benchmarks.harness import Options, Result
 from trajlake import devserver
 
-BENCHMARKS = ("ingest", "compact", "episode_by_id", "random_batch", "planner", "sample")
+BENCHMARKS = ("ingest", "compact", "episode_by_id", "random_batch", "planner", "sample", "formats")
 
 
 def main() -> None:
