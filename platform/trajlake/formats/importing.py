@@ -107,8 +107,8 @@ def import_files(
     found out by its content; `begin` is said of every episode where its file does not say it (for example
     `policy_name`). Nothing about a file is fatal: what cannot be read is in the report. When this returns, what it
     reports is durable. Importing a file again gives the same episode ids, which compaction recognises; with a
-    `ledger`, files that the run has already are left out. `hashes` are those of files that were hashed a moment ago. Until
-    it returns, Python's collector of cycles is off in this process, but for a look at what is new after 64 MiB of files.
+    `ledger`, files that the run has already are left out. `hashes` are those of files that were hashed a moment ago.
+    Until it returns, Python's collector of cycles is off in this process, but for a look at what is new after 64 MiB.
 
     Raises UsageError for a format that does not exist or `begin` that cannot be, and what `Writer.flush` raises.
     """
