@@ -119,6 +119,8 @@ class EventQueue:
         """All that is queued. Call it with `changed` held."""
         events, self._events = self._events, []
         self._first += len(events)
+        if not events:
+            self.queued = 0  # what a signal in `put` may have left of an event that it stopped
         return events
 
     def __len__(self) -> int:
