@@ -62,8 +62,7 @@ class Ours:
         return self.snapshot.episode(episode_id).steps
 
     def batch(self, episode_ids: Sequence[str]) -> pa.Table:
-        rows = self.snapshot.collect(self.snapshot.episodes.filter(pl.col("episode_id").is_in(list(episode_ids))))
-        return pa.concat_tables(self.snapshot.steps_of(rows))
+        return pa.concat_tables(self.snapshot.steps_of(self.snapshot.rows_of(episode_ids)))
 
     def batch_of_objects(self, episode_ids: Sequence[str]) -> list[Rows]:
         return [each.steps for each in self.snapshot.trajectories(episode_ids)]
