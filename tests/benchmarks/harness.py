@@ -249,7 +249,7 @@ def _row(result: Result, ours: Result | None) -> list[str]:
     ]
     return [
         result.contender,
-        _seconds(result.seconds) or "left out",
+        _seconds(result.seconds) or ("left out" if result.size is None else ""),
         _seconds(result.p95),
         _seconds(result.p99),
         _seconds(result.processor),
