@@ -158,7 +158,7 @@ def test_a_signal_in_the_middle_of_a_step_neither_hangs_the_writer_nor_loses_an_
             for turn in range(500):
                 try:
                     signal.setitimer(signal.ITIMER_REAL, 20e-6 + turn * 1e-6)
-                    while True:
+                    for _ in range(2_000):  # an exception in a callback of the garbage collector comes to nothing
                         episode.step(message="x")
                         returned += 1
                 except Interruption:
