@@ -155,9 +155,9 @@ def test_a_signal_in_the_middle_of_a_step_neither_hangs_the_writer_nor_loses_an_
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with lake.writer("run", "w") as writer, writer.episode(episode_id="e") as episode:
-            for turn in range(500):
+            for turn in range(200):
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, 20e-6 + turn * 1e-6)
+                    signal.setitimer(signal.ITIMER_REAL, 20e-6 + turn * 2e-6)
                     for _ in range(2_000):  # an exception in a callback of the garbage collector comes to nothing
                         episode.step(message="x")
                         returned += 1
