@@ -13,7 +13,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -24,7 +26,7 @@ from trajlake_schemas import STEPS
 
 _TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "GZIP": 2, "BROTLI": 4, "ZSTD": 6, "LZ4": 7}
-_GROUPS_KEPT = 4_096
+_GROUPS_KEPT = 1_024  # of a file, less than a kilobyte each
 _WORTH_THREADS = 512 * 1024  # encoded bytes from which on Arrow's threads are worth waking: one a column
 _MAGIC = b"PAR1"
 
@@ -60,11 +62,11 @@ def shape_of(schema: bytes, leaves: tuple[Leaf, ...]) -> Shape:
 @dataclass(frozen=True)
 class RowGroup:
     """Where a row group is in its file; and of each column where its pages begin and end, counted from there, where its
-    data pages begin (behind the dictionary's, where there is one), and how many values it has."""
+    data pages begin (behind the dictionary's, where there is one), and how many values it has; shape (columns, 4)."""
 
     extent: ByteRange
     rows: int
-    chunks: list[tuple[int, int, int, int]]
+    chunks: np.ndarray[Any, np.dtype[np.int64]]
     shape: Shape
 
 
@@ -96,7 +98,7 @@ class Footer:
         found = RowGroup(
             ByteRange(first, last - first),
             group.num_rows,
-            [(start - first, end - first, page - first, values) for start, end, page, values in chunks],
+            np.array(chunks, np.int64) - [first, first, first, 0],
             self._shape(tuple(storage)),
         )
         self._groups[number] = found
@@ -137,7 +139,7 @@ def decode(groups: Sequence[tuple[RowGroup, bytes]]) -> list[pa.Table]:
 
 def _decoded(shape: Shape, groups: list[tuple[RowGroup, bytes]]) -> pa.Table:
     """The columns of these row groups that are in the file, one row group behind the other."""
-    views = [(group.chunks, memoryview(data)) for group, data in groups]
+    views = [(group.chunks.tolist(), memoryview(data)) for group, data in groups]
     rows = sum(group.rows for group, _ in groups)
     pieces: list[bytes | memoryview] = [_MAGIC]
     columns = []
