@@ -144,6 +144,7 @@ def test_sigterm_ends_episodes_as_aborted_and_flushes(lake):
     assert lake.snapshot().episode("whole").episode["status"] == "completed"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in the garbage collector
 def test_a_signal_in_the_middle_of_a_step_neither_hangs_the_writer_nor_loses_an_event(lake):
     class Interruption(Exception):
         pass
