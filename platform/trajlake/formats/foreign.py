@@ -108,6 +108,8 @@ def _is_tfrecord(source: Source) -> bool:
         while found < 3 and position + 16 <= source.size:
             file.seek(position)
             header = file.read(12)
+            if len(header) < 12:  # somebody writes it at this moment
+                return False
             (length,) = struct.unpack("<Q", header[:8])
             if not 0 < length <= source.size - position - 16 or header[8:] != _masked_crc(header[:8]):
                 return False

@@ -220,7 +220,7 @@ def _put_utterance(rest: dict[str, Any], step: dict[str, Any], role: str) -> Non
 def _said(content: Any, calls: Any) -> dict[str, Any]:
     """What a model's answer as its API gave it repeats of the message that was made of it."""
     texts = None
-    if calls:
+    if isinstance(calls, list) and calls and all(isinstance(call, dict) for call in calls):
         texts = [
             {
                 "id": call.get("id"),

@@ -90,6 +90,13 @@ def results(*simulations: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.unit
+@pytest.mark.parametrize("calls", [5, [None], [5], "f()", {"a": 1}])
+def test_calls_that_are_none_stay_as_they_are_beside_an_answer_of_the_api(put: Any, calls: Any) -> None:
+    message = {**CALL, "tool_calls": calls, "raw_data": {"message": {"role": "assistant", "tool_calls": calls}}}
+    assert len(check(FORMAT, put(results(simulation(messages=[message]))))) == 1
+
+
 def records(path: Path) -> list[Record]:
     found = list(FORMAT.read(open_source(path)))
     assert all(isinstance(item, Record) for item in found), found
