@@ -32,7 +32,10 @@ def run(options: Options) -> list[Result]:
     small = _Case(options, options.corpus.landed)
     copies = max(2, math.ceil(options.gigabytes * 1e9 / small.arrow))
     large = _Case(options, reissue(options.corpus.landed, options.scratch("large"), copies))
-    found = [*small.results(with_optimize=True), *large.results(with_engines=options.gigabytes <= MOST_FOR_ENGINES)]
+    with_engines = options.gigabytes <= MOST_FOR_ENGINES
+    if not with_engines:
+        large.repeats = 1  # minutes each
+    found = [*small.results(with_optimize=True), *large.results(with_engines=with_engines)]
     found += large.processes()
     # Each copy has the lengths of the first, and other texts.
     assert large.content[:-1] == tuple(copies * value for value in small.content[:-1])
@@ -46,6 +49,7 @@ class _Case:
     def __init__(self, options: Options, landed: Path) -> None:
         self._options = options
         self.landed = landed
+        self.repeats = options.repeats
         self.arrow = sum(table.nbytes for table in segment_tables(landed))
         self.content: tuple[int, ...] = ()
         self._outputs: dict[str, Path] = {}
@@ -100,7 +104,7 @@ class _Case:
         self, contenders: dict[str, Callable[[], Alone]], case: str, goals: dict[str, float], notes: dict[str, str]
     ) -> list[Result]:
         self._outputs.clear()
-        found = in_turns(contenders, self._options.repeats, warm_up=False)  # processes of their own
+        found = in_turns(contenders, self.repeats, warm_up=False)  # processes of their own
         contents = {name: content(path) for name, path in self._outputs.items()}
         assert len(set(contents.values())) == 1, contents
         self.content = contents[OURS]
