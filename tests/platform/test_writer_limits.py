@@ -120,6 +120,23 @@ def test_when_memory_is_full_and_the_store_is_down_segments_spill_to_the_disk(ou
     assert sequences(lake.store) == list(range(300))
 
 
+def test_what_is_left_of_a_worker_that_dies_while_segments_spill_has_no_hole(outage, lake, tmp_path):
+    writer = Writer(outage, "run", "w", durability="memory", memory_bytes=200_000, segment_bytes=50_000)
+    number = 0
+    while writer.stats.spilled_segments < 2:
+        record_episode(writer, number, message=BIG)
+        number += 1
+    # As it is on the disk at a moment at which the worker is killed; its own files are locked by this process.
+    wait_for(lambda: any((tmp_path / "spool").glob("*/*.open")) or writer.stats.spool_bytes > 0)
+    left = tmp_path / "left"
+    shutil.copytree(tmp_path / "spool", left)
+    writer.close(timeout=0.1)
+    recover(lake.store, left)
+    found = sequences(lake.store)
+    assert found
+    assert found == list(range(len(found)))
+
+
 def test_a_full_disk_is_passed_by_on_the_way_to_the_store(lake, small_disk):
     with lake.writer("run", "w", spool=small_disk, segment_bytes=100_000) as writer:
         (small_disk / "others").write_bytes(bytes(400_000))  # the rest of the disk belongs to somebody else

@@ -147,7 +147,10 @@ def check_promises(lake: Lake, spool: Path, killed: Killed) -> Figures:
         assert table[episode][0] >= steps
     steps = snapshot.steps.select("episode_id", "step_index", "message").collect()
     assert steps.select(pl.struct("episode_id", "step_index").is_unique().all()).item()
-    assert (steps["message"] == steps["episode_id"] + "/" + steps["step_index"].cast(pl.String)).all()
+    wrong = steps.filter(pl.col("message") != pl.col("episode_id") + "/" + pl.col("step_index").cast(pl.String))
+    assert wrong.is_empty(), [
+        (row, table[row[0]], row[0] in killed.ended, row[0] in killed.open) for row in wrong.rows()
+    ]
     counted = dict(steps.group_by("episode_id").len().rows())
     assert {one: row[0] for one, row in table.items() if row[0]} == counted
     assert len(table) == len(rows)

@@ -13,8 +13,8 @@ import pyarrow as pa
 from trajlake.errors import NotDurable
 from trajlake.ingest.event_queue import EventQueue, Queued
 from trajlake.ingest.options import WriterOptions
-from trajlake.ingest.segment import encode_batch
-from trajlake.ingest.spool import MemorySegment, NoSpool, SpoolFolder, SpoolSegment
+from trajlake.ingest.segment import encode_batch, encode_segment
+from trajlake.ingest.spool import MemorySegment, NoSpool, SpoolFolder, SpoolSegment, keep
 from trajlake.ingest.upload import ClosedSegment, forget_file
 from trajlake.ingest.uploader import Uploader
 
@@ -201,7 +201,7 @@ class Encoder:
             disk = (
                 self._folder.path is not None
                 and time.monotonic() >= self._disk_again
-                and (self.on_disk_bytes + size <= options.spool_bytes or self.on_disk_bytes == 0)
+                and (self.on_disk_bytes + self._queue.held + size <= options.spool_bytes or self.on_disk_bytes == 0)
             )
             # Half of memory for what waits for the store, so that the rollout's queue keeps the other half. A batch
             # that is larger goes there too where nothing else does, and the disk does not take it.
@@ -250,8 +250,25 @@ class Encoder:
                 self.spilled_segments += 1
                 self._say("memory is full: segments go to the spool %s")
             assert isinstance(self._folder, SpoolFolder)
+            self._bring_to_disk(self._folder)
             self._segment = SpoolSegment(self._folder, number)
         self._segment_due = time.monotonic() + self._options.segment_seconds
+
+    def _bring_to_disk(self, folder: SpoolFolder) -> None:
+        """What waits in memory goes first: were it lost with this process, there would be a hole before what comes.
+        Raises OSError."""
+        assert self.uploader is not None
+        for segment in self.uploader.in_memory():
+            assert segment.table is not None
+            path = keep(folder, segment.number, encode_segment(segment.table))
+            if not self.uploader.moved(segment, path):
+                forget_file(path)
+                continue
+            with self._queue.changed:
+                self._queue.held -= segment.bytes
+                self.memory_events -= segment.events
+                self.on_disk_bytes += segment.bytes
+                self._queue.changed.notify_all()
 
     def _disk_refused(self, error: OSError, first_sequence: int) -> None:
         if self.disk_error is None:

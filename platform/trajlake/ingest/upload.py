@@ -20,7 +20,7 @@ log = logging.getLogger("trajlake")
 _IDENTITY = ["kind", "episode_id", "attempt", "sequence", "recorded_at"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClosedSegment:
     """A segment that takes no more: on disk (`path`) or in memory (`table`). Every event with a sequence below
     `up_to` is durable once this one and all before it are; `bytes` is the room that it takes until then."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from trajlake.errors import AccessRefused, BucketMissing, NotDurable, SegmentUnreadable, StoreError
@@ -39,6 +40,7 @@ class Uploader:
         self._on_uploaded = on_uploaded
         self._changed = threading.Condition()
         self._waiting: deque[ClosedSegment] = deque()
+        self._sent = -1  # the number of the last segment that the store has
         self._stopping = False
         self._finished = False
         self._done = False
@@ -66,6 +68,19 @@ class Uploader:
         with self._changed:
             self._waiting.append(segment)
             self._changed.notify_all()
+
+    def in_memory(self) -> list[ClosedSegment]:
+        """Closed segments that the store does not have yet, and the disk neither."""
+        with self._changed:
+            return [segment for segment in self._waiting if segment.table is not None]
+
+    def moved(self, segment: ClosedSegment, path: Path) -> bool:
+        """A segment of `in_memory` is on the disk now. False where the store has it meanwhile."""
+        with self._changed:
+            if segment.number == self._sent or segment not in self._waiting:
+                return False
+            self._waiting[self._waiting.index(segment)] = replace(segment, path=path, table=None)
+            return True
 
     @property
     def waiting(self) -> int:
@@ -161,6 +176,9 @@ class Uploader:
 
     def _upload(self, segment: ClosedSegment) -> None:
         size = put_closed(self._store, self._folder, segment)
+        with self._changed:
+            self._sent = segment.number
+            segment = self._waiting[0]  # which may have been brought from memory to the disk meanwhile
         if segment.path is not None:
             forget_file(segment.path)
         with self._changed:

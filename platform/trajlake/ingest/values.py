@@ -368,7 +368,9 @@ _STEP_SCALARS = {
     for name, converter in _STEP_CONVERTERS.items()
     if converter in (_boolean, _real)
 }
-_ROW_BYTES = 64  # about what Python takes for a row, and for a value in it beside what it holds
+# About what Python takes beside what is held: for an event and its row, for a row in a list, for a value.
+_EVENT_BYTES = 320
+_ROW_BYTES = 64
 _VALUE_BYTES = 48
 
 
@@ -383,7 +385,7 @@ def freeze_step(row: Row) -> int:
     """Make the `step` struct of an event of what was given for it, in place; None stands for an absent value, and the
     source is the agent where nothing is said. Returns about how many bytes it takes. Raises UsageError that names the
     field."""
-    size = _ROW_BYTES
+    size = _EVENT_BYTES
     leftovers: Row = {}
     source = row.get("source")
     if type(source) is not str or source not in _SOURCES:
@@ -423,7 +425,7 @@ def _step_value(name: str, value: Any, leftovers: Row) -> Any:
 
 def row_bytes(row: Row) -> int:
     """About how much memory a row takes: to the byte for what can be large."""
-    return _ROW_BYTES + sum(_VALUE_BYTES + _value_bytes(value) for value in row.values())
+    return _EVENT_BYTES + sum(_VALUE_BYTES + _value_bytes(value) for value in row.values())
 
 
 def _value_bytes(value: Any) -> int:
