@@ -30,11 +30,18 @@ def record(lake: trajlake.Lake, run: str, tasks: str) -> None:
                 episode.step(message="patched")
 
 
-def rewards(lake: trajlake.Lake) -> dict[str, list[tuple[str, float, str]]]:
+def rewards(lake: trajlake.Lake) -> dict[str, list[Any]]:
     compact(lake)
     rows = lake.snapshot().episodes.collect().iter_rows(named=True)
     return {
-        row["episode_id"]: [(part["name"], part["value"], part["kind"]) for part in row["rewards"] or ()]
+        row["episode_id"]: [
+            *(
+                (part["name"], part["value"], part["kind"])
+                for part in row["rewards"] or ()
+                if part["name"] != "success"
+            ),
+            row["success"],
+        ]
         for row in rows
     }
 
@@ -68,12 +75,12 @@ def test_each_instance_is_scored_once_or_named(run: Any, tmp_path: Path) -> None
     }
     assert "5 instances = 1 resolved + 2 not resolved + 0 scored before + 2 left out" in said
     expected = {
-        "one-a": [("resolved", 1.0, "verifiable")],
-        "one-b": [("resolved", 0.0, "verifiable")],
-        "one-d": [("resolved", 0.0, "verifiable")],
-        "one-f": [],
-        "two-a": [],
-        "two-d": [],
+        "one-a": [("resolved", 1.0, "verifiable"), True],
+        "one-b": [("resolved", 0.0, "verifiable"), False],
+        "one-d": [("resolved", 0.0, "verifiable"), False],
+        "one-f": [None],
+        "two-a": [None],
+        "two-d": [None],
     }
     assert rewards(lake) == expected
     row, said = score("--run", "one", code=1)

@@ -200,13 +200,16 @@ def test_a_sealed_episode_whose_worker_goes_on_after_all_is_replaced_by_the_whol
 def test_scores_that_arrive_late_are_on_the_row_and_a_repeated_one_corrects_itself(lake):
     record(lake, range(3))
     compact(lake)
+    assert lake.snapshot().episode("e0002").episode["success"] is False
     with lake.writer(run="run", worker="judge") as writer:
         writer.score("e0001", "style", 0.25, kind="judged")
         writer.score("e0001", "style", 0.75, kind="judged")
         writer.score("e0002", "reward", 0.5)
+        writer.score("e0002", "success", 1.0)
+        writer.score("e0000", "success", 0.5)  # no verdict, so a component only
         writer.score("e9999", "style", 1.0)
     report = compact(lake)
-    assert (report.scores, report.pending_events) == (3, 1)
+    assert (report.scores, report.pending_events) == (5, 1)
     assert_sound(lake)
     snapshot = lake.snapshot()
     assert snapshot.episode("e0001").episode["rewards"] == [
@@ -214,6 +217,8 @@ def test_scores_that_arrive_late_are_on_the_row_and_a_repeated_one_corrects_itse
     ]
     assert snapshot.episode("e0001").episode["reward"] == 1.0
     assert snapshot.episode("e0002").episode["reward"] == 0.5
+    verdicts = [snapshot.episode(f"e000{number}").episode["success"] for number in range(3)]
+    assert verdicts == [False, True, True]
     record(lake, [9999])
     report = compact(lake)
     assert lake.snapshot().episode("e9999").episode["rewards"][0]["name"] == "style"

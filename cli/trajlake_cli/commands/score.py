@@ -24,8 +24,8 @@ def command(session: Session, reports: Sequence[str], run: str | None, dry_run: 
     """Read evaluation reports of SWE-bench, and score the episodes of their instances: resolved is 1 or 0.
 
     A report names instances (the episodes' task_id) and not attempts: an instance of which several episodes are there
-    is left out, and --run says which are meant. The score is a component of `rewards`, in the tables after the next
-    compaction. Scoring twice changes nothing. Exit code 1 where an instance could not be scored.
+    is left out, and --run says which are meant. It is a component of `rewards`, and the episode's `success`, in the
+    tables after the next compaction. Scoring twice changes nothing. Exit code 1 where an instance could not be scored.
 
     \b
     Examples:

@@ -15,6 +15,7 @@ import polars as pl
 from trajlake.errors import FormatError
 from trajlake.formats.json_rows import Refused
 from trajlake.formats.source import open_source
+from trajlake.table.rewrite import SCORED_SUCCESS
 
 if TYPE_CHECKING:
     from trajlake.lake import Lake
@@ -64,8 +65,9 @@ def read_report(path: str | Path) -> dict[str, float]:
 
 
 def score_report(lake: Lake, path: str | Path, *, run: str | None = None, dry_run: bool = False) -> Scored:
-    """Add the component `resolved` to the episodes of a report's instances, in one run or in all. It is in the tables
-    after the next compaction. Raises FormatError for a file that is no report, and what `Writer.flush` raises."""
+    """Add the component `resolved`, and `success`, to the episodes of a report's instances, in one run or in all. They
+    are in the tables after the next compaction. Raises FormatError for a file that is no report, and what
+    `Writer.flush` raises."""
     verdicts = read_report(path)
     found = Scored(Path(path), len(verdicts))
     chosen: dict[str, float] = {}
@@ -85,7 +87,8 @@ def score_report(lake: Lake, path: str | Path, *, run: str | None = None, dry_ru
     if chosen and not dry_run:
         with lake.scores(run or "scores") as scores:
             for episode_id, score in chosen.items():
-                scores.add(episode_id, COMPONENT, score, kind="verifiable")
+                for name in (COMPONENT, SCORED_SUCCESS):
+                    scores.add(episode_id, name, score, kind="verifiable")
             scores.flush()
     return found
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class Scores:
     """Adds reward components to episodes of any worker. Made by `lake.scores(run)`; use it as a context manager.
 
-    A score for an episode that is not there yet waits for it. Compaction puts scores into `episodes.rewards`.
+    A score for an episode that is not there yet waits for it. Compaction puts scores into `episodes.rewards`;
+    one that is named `reward` becomes the episode's reward, too, and `success` (1 or 0) its verdict.
     """
 
     def __init__(self, writer: Writer) -> None:

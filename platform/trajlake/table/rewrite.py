@@ -21,7 +21,10 @@ from trajlake.table.id_index import Runs, files_that_may_hold
 from trajlake.table.layout import Place, put_episodes, put_steps, with_nulls
 from trajlake_schemas import EPISODES, STEPS
 
-SCORED_REWARD = "reward"  # a late score of this name is the episode's reward, not only a component of it
+# Late scores of these names are the episode's own reward and success (1 or 0), not only components of its reward.
+SCORED_REWARD = "reward"
+SCORED_SUCCESS = "success"
+_VERDICTS = {1.0: True, 0.0: False}
 NO_REASON = "no reason given"  # of a retraction
 
 
@@ -152,7 +155,7 @@ def _patched(rows: pa.Table, scores: dict[str, list[dict[str, Any]]], retraction
     return with_columns(rows, values)
 
 
-LATE = ("rewards", "reward", "retracted")
+LATE = ("rewards", "reward", "success", "retracted")
 """The columns of `episodes` that scores and retractions change."""
 
 
@@ -169,6 +172,8 @@ def add_late(
             for component in components:
                 if component["name"] == SCORED_REWARD:
                     values["reward"][index] = component["value"]
+                if component["name"] == SCORED_SUCCESS and component["value"] in _VERDICTS:
+                    values["success"][index] = _VERDICTS[component["value"]]
         if episode in retractions:
             values["retracted"][index] = retractions[episode]
 
