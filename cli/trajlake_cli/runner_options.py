@@ -21,6 +21,13 @@ def runner_options(command: Decorated) -> Decorated:
         (
             click.option("--runner", type=click.Choice(RUNNERS), default="local", help="Where Beam runs."),
             click.option(
+                "--processes",
+                type=click.IntRange(min=1),
+                metavar="N",
+                show_default="as it pays",
+                help="How many processes the runner local starts.",
+            ),
+            click.option(
                 "--scheduler",
                 metavar="ADDRESS",
                 help="The dask scheduler, tcp://host:port; without it dask gets a cluster of local processes.",
@@ -39,11 +46,16 @@ def runner_options(command: Decorated) -> Decorated:
 
 
 def runner_of(
-    runner: str, scheduler: str | None, job_endpoint: str | None, environment: str | None, beam_options: tuple[str, ...]
+    runner: str,
+    processes: int | None,
+    scheduler: str | None,
+    job_endpoint: str | None,
+    environment: str | None,
+    beam_options: tuple[str, ...],
 ) -> Runner:
     """The Runner that the options name. Raises UsageError for what does not go together."""
     from trajlake_pipelines.runners import Runner
 
     if strange := next((option for option in beam_options if not option.startswith("--")), None):
         raise click.UsageError(f"unexpected argument {strange!r}: options for Beam look like `-- --name=value`")
-    return Runner(runner, scheduler, job_endpoint, environment, beam_options)
+    return Runner(runner, scheduler, job_endpoint, environment, beam_options, processes)

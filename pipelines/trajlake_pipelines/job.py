@@ -12,45 +12,53 @@ import json
 import logging
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
 
 from trajlake.errors import TrajlakeError
+from trajlake.processes import process_pool
 from trajlake.storage import ObjectStore
 from trajlake_pipelines import kinds
 from trajlake_pipelines.plan import Plan, Progress, load_plan, next_number, propose, result_key
-from trajlake_pipelines.runners import Runner, clear_error
+from trajlake_pipelines.runners import AtOnce, Runner, clear_error
 
 Element = dict[str, Any]
 _THREADS = 8
 
 
 class RunUnit(beam.DoFn):
-    """Does the units of a key, `threads` at a time. The store travels in the constructor: pipeline options do not
-    reach every worker."""
+    """Does the units of a key, as many at a time as `at_once` says. The store travels in the constructor: pipeline
+    options do not reach every worker."""
 
-    def __init__(self, store: ObjectStore, kind: str, number: int, threads: int) -> None:
+    def __init__(self, store: ObjectStore, kind: str, number: int, at_once: AtOnce) -> None:
         self._store = store
         self._kind = kind
         self._number = number
-        self._threads = threads
+        self._at_once = at_once
 
     def setup(self) -> None:
-        use_reusing_memory()
+        kinds.use_reusing_memory()
 
     def process(self, element: tuple[int, Iterable[Element]]) -> Iterator[int]:
         key, units = element
-        pool = ThreadPoolExecutor(self._threads, "trajlake-unit")
-        try:
+        count = self._at_once.units
+        with process_pool(count, kinds.use_reusing_memory) if self._at_once.in_processes else _threads(count) as pool:
             for unit in [pool.submit(kinds.run_element, self._store, self._kind, self._number, each) for each in units]:
                 unit.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
         yield key
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[Executor]:
+    pool = ThreadPoolExecutor(count, "trajlake-unit")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def by_number(unit: Element) -> tuple[int, Element]:
@@ -59,7 +67,7 @@ def by_number(unit: Element) -> tuple[int, Element]:
 
 
 def together(unit: Element) -> tuple[int, Element]:
-    """One key: the units stay in one process, which does several at a time."""
+    """One key: the units stay with one worker, which does several at a time."""
     return 0, unit
 
 
@@ -101,32 +109,25 @@ def carry_out_own(
 
 
 def _run(store: ObjectStore, plan: Plan, units: list[Element], runner: Runner) -> None:
-    threads = runner.threads(len(units)) if plan.kind in kinds.NATIVE else 1
+    size = sum(map(kinds.bytes_of, units))
+    at_once = runner.at_once(len(units), size, native=plan.kind in kinds.NATIVE)
 
     def build(pipeline: beam.Pipeline) -> None:
         _ = (
             pipeline
             | "units" >> beam.Create(units, reshuffle=False)
-            | "key" >> beam.Map(by_number if threads == 1 else together)
+            | "key" >> beam.Map(by_number if at_once.units == 1 else together)
             | "spread" >> beam.GroupByKey()
-            | "work" >> beam.ParDo(RunUnit(store, plan.kind, plan.number, threads))
+            | "work" >> beam.ParDo(RunUnit(store, plan.kind, plan.number, at_once))
         )
 
-    size = sum(map(kinds.bytes_of, units))
     with _quiet_beam(), _own_memory():
         try:
-            runner.run(build, store, size=size, elements=len(units) if threads == 1 else 1)
+            runner.run(build, store)
         except TrajlakeError:
             raise
         except Exception as error:  # a runner raises what it likes
             raise clear_error(error) from error
-
-
-def use_reusing_memory() -> None:
-    """Units ask for the same memory one after the other. Arrow's usual allocator gives it back to the system between
-    them, and to get it again took a quarter of the processor time; this one keeps it for a second."""
-    with suppress(NotImplementedError):  # not on every system
-        pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 
 @contextmanager

@@ -11,13 +11,12 @@ import contextlib
 import importlib.util
 import logging
 import os
-import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,6 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from trajlake.errors import TrajlakeError, UsageError
 from trajlake.storage import ObjectStore
@@ -34,10 +31,10 @@ from trajlake_pipelines.guard import check_shape
 
 RUNNERS = ("local", "dask", "prism", "flink", "spark", "dataflow")
 PROCESSES_PAY_FROM = 256 << 20  # bytes of input: below, starting processes costs more than they save
+_BEAMS_OWN = ("--direct_num_workers", "--direct_running_mode")  # ways of FnApiRunner to have several workers
 MOST_THREADS = 4  # with more of them units wait for the interpreter
 SCHEDULER_SECONDS = 10.0
 PRISM_SECONDS = 30.0
-DEBUG = "TRAJLAKE_DEBUG"
 PRISM_LOCATION = "TRAJLAKE_PRISM"  # names the program where it is neither beside python nor on the PATH
 
 
@@ -46,16 +43,26 @@ PipelineFor = Callable[[beam.Pipeline], None]
 
 
 @dataclass(frozen=True)
+class AtOnce:
+    """How many units one worker does at a time, and whether in processes or in threads of its own."""
+
+    units: int
+    in_processes: bool = False
+
+
+@dataclass(frozen=True)
 class Runner:
     """`scheduler` is the address of a dask scheduler (none: a cluster of local processes); `job_endpoint` that of a
     Beam job server; `environment` how its workers are found: `LOOPBACK`, `EXTERNAL:host:port`, `DOCKER:image` or
-    `PROCESS:{…}`; `options` further options of Beam. Raises UsageError for what does not go together."""
+    `PROCESS:{…}`; `options` further options of Beam; `processes` how many `local` starts (None: as it pays). Raises
+    UsageError for what does not go together."""
 
     name: str = "local"
     scheduler: str | None = None
     job_endpoint: str | None = None
     environment: str | None = None
     options: tuple[str, ...] = ()
+    processes: int | None = None
 
     def __post_init__(self) -> None:
         if self.name not in RUNNERS:
@@ -64,21 +71,31 @@ class Runner:
             raise UsageError(f"a scheduler's address is for the runner dask, not for {self.name}")
         if (self.job_endpoint or self.environment) and self.name in {"local", "dask"}:
             raise UsageError(f"a job endpoint and an environment are for prism, flink and spark, not for {self.name}")
+        if self.processes is not None and (self.name != "local" or self.processes < 1):
+            raise UsageError(f"processes are 1, 2, 3, … for the runner local, not {self.processes} for {self.name}")
         if self.name in {"flink", "spark"} and not self.job_endpoint:
             raise UsageError(f"the runner {self.name} needs the address of its job server: --job-endpoint host:port")
 
-    def threads(self, elements: int) -> int:
-        """How many elements one process should work on at a time, where their work is done outside the interpreter: as
-        many as this machine has cores, unless they are spread over processes anyway."""
-        cores = min(os.cpu_count() or 1, elements)
-        return cores if self.name == "local" and cores <= MOST_THREADS and not _by_hand(self.options) else 1
+    def at_once(self, units: int, size: int, *, native: bool) -> AtOnce:
+        """How one worker goes about `units` units that read `size` bytes together.
 
-    def run(self, pipeline_for: PipelineFor, store: ObjectStore, *, size: int, elements: int) -> None:
-        """Run the pipeline to its end. `size` (bytes) and `elements` say how much there is to do, and to spread.
+        Workers of a cluster do one at a time. This machine does as many as it has cores: in threads of this process
+        where their work is `native` (outside the interpreter) and the cores few, else in processes where the input
+        pays for them.
+        """
+        if self.name != "local" or any(option.startswith(_BEAMS_OWN) for option in self.options):
+            return AtOnce(1)
+        cores = min(self.processes or os.cpu_count() or 1, units)
+        if self.processes is not None or (size >= PROCESSES_PAY_FROM and not (native and cores <= MOST_THREADS)):
+            return AtOnce(cores, in_processes=cores > 1)
+        return AtOnce(cores if native and cores <= MOST_THREADS else 1)
+
+    def run(self, pipeline_for: PipelineFor, store: ObjectStore) -> None:
+        """Run the pipeline to its end.
 
         Raises what the pipeline raises, and a TrajlakeError in one line where the cluster does not answer.
         """
-        with self._options(store, size, elements) as (name, options):
+        with self._options(store) as (name, options):
             pipeline = beam.Pipeline(name, options=options)
             pipeline_for(pipeline)
             check_shape(pipeline)
@@ -90,9 +107,9 @@ class Runner:
                     client.close()
 
     @contextmanager
-    def _options(self, store: ObjectStore, size: int, elements: int) -> Iterator[tuple[Any, PipelineOptions]]:
+    def _options(self, store: ObjectStore) -> Iterator[tuple[Any, PipelineOptions]]:
         if self.name == "local":
-            yield _local(self.options, size, elements)
+            yield "FnApiRunner", PipelineOptions(list(self.options))
         elif self.name == "dask":
             with _dask_cluster(self.scheduler, store) as address:
                 flags = [f"--dask_client_address={address}", "--dask_partition_size=1", *self.options]
@@ -117,23 +134,6 @@ class Runner:
 
 
 _DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
-
-
-def _local(given: Sequence[str], size: int, elements: int) -> tuple[Any, PipelineOptions]:
-    """In one process, or in several where the input pays for their start; what is given by hand comes first."""
-    processes = min(os.cpu_count() or 1, elements)
-    if _by_hand(given) or processes == 1 or size < PROCESSES_PAY_FROM:
-        return "FnApiRunner", PipelineOptions(list(given))
-    # As Beam's own multi_processing, but its workers log to standard error from before they know how loudly.
-    command = f"exec {shlex.quote(sys.executable)} -m apache_beam.runners.worker.sdk_worker_main"
-    quiet = "" if os.environ.get(DEBUG) else " 2>/dev/null"
-    environment = SubprocessSDKEnvironment.from_command_string(command + quiet)
-    options = PipelineOptions([f"--direct_num_workers={processes}", *given])
-    return FnApiRunner(default_environment=environment), options
-
-
-def _by_hand(given: Sequence[str]) -> bool:
-    return any(option.startswith(("--direct_num_workers", "--direct_running_mode")) for option in given)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +71,17 @@ class _Case:
 
     def processes(self) -> list[Result]:
         """Ours in two processes, and in one that does one unit at a time."""
-        two = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
         contenders = {
-            OURS: lambda: self._ours(OURS, *two),
-            "one process": lambda: self._ours("one process", "--direct_num_workers=1"),
+            OURS: lambda: self._ours(OURS, processes=2),
+            "one process": lambda: self._ours("one process", processes=1),
         }
         notes = {OURS: "two processes", "one process": "one unit at a time"}
         return self._measured(contenders, f"{self._title}, two processes and one", {"one process": 1.7}, notes)
 
-    def _ours(self, name: str, *runner: str) -> Alone:
+    def _ours(self, name: str, processes: int | None = None) -> Alone:
         lake = Path(shutil.copytree(self.landed, self._target(name), copy_function=os.link, dirs_exist_ok=True))
         self._outputs[name] = lake / "steps"
-        return alone(f"{_HERE}:by_trajlake", lake=str(lake), runner=runner)
+        return alone(f"{_HERE}:by_trajlake", lake=str(lake), processes=processes)
 
     def _engine(self, name: str, function: str) -> Alone:
         target = self._target(name)
@@ -146,13 +145,13 @@ def read_events(landed: Path) -> pa.Table:
     return events.append_column("row", pa.array(np.arange(len(events), dtype=np.uint32)))
 
 
-def by_trajlake(lake: str, runner: Sequence[str] = ()) -> Callable[[], dict[str, Any]]:
+def by_trajlake(lake: str, processes: int | None = None) -> Callable[[], dict[str, Any]]:
     import trajlake
     from trajlake_pipelines.compact import compact
     from trajlake_pipelines.runners import Runner
 
     def action() -> dict[str, Any]:
-        compact(trajlake.connect(lake), runner=Runner(options=tuple(runner)))
+        compact(trajlake.connect(lake), runner=Runner(processes=processes))
         return {"bytes": folder_bytes(Path(lake) / "steps") + folder_bytes(Path(lake) / "episodes")}
 
     return action

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -15,7 +17,7 @@ from tests.rollouts import assert_same_rows, assert_sound, copy_landing, record,
 
 import trajlake
 from trajlake.errors import TrajlakeError, UsageError
-from trajlake_pipelines import kinds
+from trajlake_pipelines import kinds, unit
 from trajlake_pipelines import plan as plan_module
 from trajlake_pipelines.compact import compact
 from trajlake_pipelines.runners import Runner, find_prism, prism_server
@@ -51,7 +53,8 @@ def same_landing(uri, expected):
 
 
 RUNNERS = {
-    "several processes": Runner(options=("--direct_num_workers=2", "--direct_running_mode=multi_processing")),
+    "several processes": Runner(processes=2),
+    "Beam's processes": Runner(options=("--direct_num_workers=2", "--direct_running_mode=multi_processing")),
     "bundles repeated": Runner(options=("--direct_runner_bundle_repeat=3",)),
     "dask": Runner("dask"),
     "prism": Runner("prism"),
@@ -63,6 +66,7 @@ RUNNERS = {
     "runner",
     [
         "several processes",
+        "Beam's processes",
         "bundles repeated",
         pytest.param("dask", marks=pytest.mark.dask),
         pytest.param("prism", marks=needs_prism),
@@ -84,13 +88,66 @@ def test_a_large_input_is_spread_over_processes_that_say_nothing(tmp_path, expec
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     lake = trajlake.create(tmp_path / "lake")
     copy_landing(expected.store, lake.store)
-    monkeypatch.setattr(kinds, "run_element", lambda *_: pytest.fail("a unit was done in this process"))
+    monkeypatch.setattr(unit, "_write", lambda *_: pytest.fail("a unit was done in this process"))
     compact(lake)
     told = capfd.readouterr()
     assert (told.out, told.err) == ("", "")
     monkeypatch.undo()
     compact(expected)
     assert_same_rows(lake, expected)
+
+
+@pytest.mark.beam
+def test_a_process_that_is_killed_is_one_clear_line_and_the_next_run_finishes(tmp_path, expected, several_units):
+    lake = same_landing(tmp_path / "lake", expected)
+    me = os.getpid()
+    killed = []
+
+    def kill():
+        deadline = time.monotonic() + 60
+        while not killed and time.monotonic() < deadline:
+            with suppress(OSError):  # a thread or child that is gone
+                for task in Path(f"/proc/{me}/task").iterdir():
+                    for child in (task / "children").read_text().split():
+                        if b"popen_loky" in Path(f"/proc/{child}/cmdline").read_bytes():
+                            os.kill(int(child), signal.SIGKILL)
+                            killed.append(child)
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(TrajlakeError, match="a process .* was killed.*run the same command again"):
+        compact(lake, runner=Runner(processes=2))
+    killer.join()
+    assert killed
+    compact(lake, runner=Runner(processes=2))
+    assert_sound(lake)
+    assert_same_rows(lake, expected)
+
+
+@pytest.mark.beam
+def test_processes_need_no_guard_in_the_program_that_calls(tmp_path, expected):
+    lake = same_landing(tmp_path / "lake", expected)
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"""
+import trajlake
+from trajlake_pipelines.compact import compact
+from trajlake_pipelines.runners import Runner
+
+print(compact(trajlake.connect({lake.uri!r}), runner=Runner(processes=2)).episodes)
+"""
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "12\n", done.stderr
+    assert_same_rows(lake, expected)
+
+
+def test_processes_are_counted_and_are_for_the_local_runner():
+    with pytest.raises(UsageError, match="not 0 for local"):
+        Runner(processes=0)
+    with pytest.raises(UsageError, match="not 2 for dask"):
+        Runner("dask", processes=2)
 
 
 @pytest.mark.beam

@@ -65,7 +65,7 @@ def command(
       trajlake --lake ./lake compact --stale-after 2h
       trajlake --lake s3://bucket/lake compact --watch --metrics-port 9464
       trajlake --lake s3://bucket/lake compact --runner dask --scheduler tcp://host:8786
-      trajlake --lake ./lake compact -- --direct_num_workers=4 --direct_running_mode=multi_processing
+      trajlake --lake ./lake compact --processes 4
     """
     session.interrupted = "nothing is lost; run the same command again to finish"
     if metrics_port is not None and not watch:

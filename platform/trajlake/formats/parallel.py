@@ -1,18 +1,20 @@
 """Importing folders into a lake: in several processes where that pays, and on from where an import was stopped.
 
-Reading JSON and making rows of it hold Python's lock, so that threads gain nothing: processes do, one Writer each.
+Reading JSON and making rows of it hold Python's lock, so that threads gain nothing: processes do, one Writer each. This
+process is one of them, and reads while the others start.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from trajlake.errors import FormatError, UsageError
@@ -30,12 +32,13 @@ from trajlake.formats.ledger import Ledger
 from trajlake.formats.mapping import load_mapping
 from trajlake.ingest.episode import EpisodeFields
 from trajlake.lake import Lake, connect
+from trajlake.processes import process_pool
 
 if TYPE_CHECKING:
     from trajlake.ingest.writer import Writer
 
-_WORTH_A_PROCESS = 32 << 20  # bytes of files: two seconds to start a process are six of reading
-_BATCH_BYTES = 8 << 20
+_WORTH_A_PROCESS = 24 << 20  # bytes of files for each: it takes as long to start a process as to read these
+_BATCH_BYTES = 4 << 20
 _LOST = "the process that read it was killed, perhaps for want of memory; run the same command again"
 
 
@@ -84,7 +87,7 @@ def import_tree(
     hashes = _not_known(files, chosen, ledger, found)
     wanted = _count(list(hashes), processes)
     if wanted > 1:
-        found |= _in_processes(job, hashes, wanted, on_progress)
+        found |= _in_processes(lake, job, hashes, wanted, on_progress)
     elif hashes:
         with lake.writer(run=run) as writer:
             report = import_files(
@@ -114,22 +117,58 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _in_processes(job: _Job, hashes: Hashes, count: int, on_progress: Progress | None) -> dict[Path, FileReport]:
+def _in_processes(
+    lake: Lake, job: _Job, hashes: Hashes, count: int, on_progress: Progress | None
+) -> dict[Path, FileReport]:
     found: dict[Path, FileReport] = {}
-    batches = _batches(hashes, count)
-    # Not forked: a process with threads (a writer's, Arrow's) may hang in its copy.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, context, _start, (job,)) as pool:
-        tasks: dict[Future[list[FileReport]], Hashes] = {pool.submit(_read, batch): batch for batch in batches}
+    waiting = deque(_batches(hashes, count))
+    lock = Lock()
+
+    def say(path: Path, position: int, size: int) -> None:
+        if on_progress is not None:
+            with lock:
+                on_progress(path, position, size)
+
+    def next_batch() -> Hashes | None:
+        with suppress(IndexError):
+            return waiting.popleft()
+        return None
+
+    def read_elsewhere() -> None:
+        """Give batches to a process as long as there are some, and the process lives."""
+        while (batch := next_batch()) is not None:
+            try:
+                task = pool.submit(_read, batch)
+            except BrokenExecutor:
+                waiting.appendleft(batch)
+                return
+            try:
+                reports = task.result()
+            except BrokenExecutor:
+                found.update({path: FileReport(path, error=_LOST) for path in batch})
+                return
+            except BaseException:
+                waiting.clear()
+                raise
+            for report in reports:
+                found[report.path] = report
+                say(report.path, _size(report.path), _size(report.path))
+
+    def read_here(read: Callable[[Hashes, Progress], ImportReport]) -> None:
+        while (batch := next_batch()) is not None:
+            found.update({report.path: report for report in read(batch, say).files})
+
+    with ThreadPoolExecutor(count - 1) as threads, process_pool(count - 1, _start, job) as pool:
+        others = [threads.submit(read_elsewhere) for _ in range(count - 1)]
         try:
-            for task in as_completed(tasks):
-                for report in _result(task, tasks[task]):
-                    found[report.path] = report
-                    if on_progress is not None:
-                        size = _size(report.path)
-                        on_progress(report.path, size, size)
+            with lake.writer(run=job.run) as writer:
+                read = _reader(lake, writer, job)
+                read_here(read)
+                for other in others:
+                    other.result()
+                read_here(read)  # what was given back
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            waiting.clear()
             raise
     return found
 
@@ -176,31 +215,31 @@ def _batches(hashes: Hashes, count: int) -> list[Hashes]:
     return list(batches)
 
 
-def _result(task: Future[list[FileReport]], batch: Hashes) -> list[FileReport]:
-    try:
-        return task.result()
-    except BrokenProcessPool:
-        return [FileReport(path, error=_LOST) for path in batch]
+def _reader(lake: Lake, writer: Writer, job: _Job) -> Callable[[Hashes, Progress | None], ImportReport]:
+    """Imports batches with the writer."""
+    chosen = _format(job)
+    ledger = Ledger(lake.store, job.run, again=job.again)
+
+    def read(hashes: Hashes, on_progress: Progress | None) -> ImportReport:
+        return import_files(
+            writer, hashes, format=chosen, begin=job.begin, ledger=ledger, hashes=hashes, on_progress=on_progress
+        )
+
+    return read
 
 
-_read_files: Callable[[Hashes], ImportReport] | None = None
+_read_files: Callable[[Hashes, None], ImportReport] | None = None
 """In a process of the pool: imports with the process's own writer."""
 
 
 def _start(job: _Job) -> None:
     global _read_files
     lake = connect(job.uri)
-    writer: Writer = lake.writer(run=job.run)
+    writer = lake.writer(run=job.run)
     Finalize(None, writer.close, exitpriority=100)
-    chosen = _format(job)
-    ledger = Ledger(lake.store, job.run, again=job.again)
-
-    def read(hashes: Hashes) -> ImportReport:
-        return import_files(writer, hashes, format=chosen, begin=job.begin, ledger=ledger, hashes=hashes)
-
-    _read_files = read
+    _read_files = _reader(lake, writer, job)
 
 
 def _read(batch: Hashes) -> list[FileReport]:
     assert _read_files is not None
-    return _read_files(batch).files
+    return _read_files(batch, None).files

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +146,28 @@ def test_a_mapping_reads_in_every_process(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_killed_is_no_success(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_read", kill)
-    lake = trajlake.create(tmp_path / "lake")
-    report = import_tree(lake, "r", [tree / "a", tree / "c"], processes=2)
-    assert all("was killed" in str(file.error) for file in report.files)
+    lake, marker = trajlake.create(tmp_path / "lake"), tmp_path / "killed"
+    read_here = parallel._reader
+
+    def after_it_was_killed(*arguments: Any) -> Any:
+        deadline = time.monotonic() + 60
+        while not marker.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return read_here(*arguments)
+
+    monkeypatch.setattr(parallel, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(parallel, "_read", partial(kill, marker))
+    monkeypatch.setattr(parallel, "_reader", after_it_was_killed)
+    report = import_tree(lake, "r", [tree / "a", tree / "c" / "d" / "3.json"], processes=2)
+    lost = [file for file in report.files if file.error]
+    assert ["was killed" in str(file.error) for file in lost] == [True]
+    assert len(report.files) > 1
+    monkeypatch.undo()
+    again = import_tree(lake, "r", [tree / "a", tree / "c" / "d" / "3.json"], processes=2)
+    assert [file.path for file in again.files if not file.already] == [lost[0].path]
+    assert not any(file.error for file in again.files)
 
 
-def kill(batch: list[Path]) -> list[FileReport]:
+def kill(marker: Path, batch: list[Path]) -> list[FileReport]:
+    marker.touch()
     os._exit(9)
