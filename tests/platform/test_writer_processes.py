@@ -65,6 +65,33 @@ def test_a_forked_child_records_under_an_epoch_of_its_own_and_closes_at_its_end(
     assert_sound(lake)
 
 
+def test_a_fork_right_after_the_first_step_does_not_hang_the_child(tmp_path):
+    """Arrow imports pandas with the first array of a process, and holds a lock meanwhile."""
+    (tmp_path / "pandas.py").write_text("import time\ntime.sleep(1)\nraise ImportError\n")
+    program = """
+import os, sys, time
+import trajlake
+
+writer = trajlake.create(sys.argv[1]).writer("run", "w")
+writer.episode().step(message="one")
+time.sleep(0.3)  # the encoder has it
+child = os.fork()
+if child == 0:
+    try:
+        writer.episode().step(message="two")
+        os._exit(0 if writer.close(timeout=20).complete else 1)
+    finally:
+        os._exit(2)
+status = os.waitpid(child, 0)[1]
+writer.close()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    environment = os.environ | {"PYTHONPATH": paths, "TRAJLAKE_SPOOL": str(tmp_path / "spool")}
+    command = [sys.executable, "-c", program, str(tmp_path / "lake")]
+    assert subprocess.run(command, env=environment, timeout=60, check=False).returncode == 0
+
+
 def test_a_fork_in_the_middle_of_recording_neither_hangs_the_child_nor_doubles_anything(lake):
     with lake.writer("run", "w", segment_bytes=20_000) as writer:
         stop = threading.Event()

@@ -69,6 +69,9 @@ class Encoder:
 
     def start(self) -> None:
         """Begin."""
+        # The first array ever makes Arrow look for pandas, under a lock: a process forked meanwhile, off another
+        # thread, would find it locked for ever.
+        encode_batch([])
         self._thread.start()
 
     # -- what flush and close ask for ------------------------------------------------------------------------
