@@ -33,7 +33,9 @@ class Session:
         """The lake, connected. Raises LakeMissing where there is none."""
         uri = self.require_uri()
         import trajlake
+        from trajlake.processes import leave_pandas_out
 
+        leave_pandas_out()
         return trajlake.connect(uri)
 
     def snapshot(self, token: str | None) -> Snapshot:

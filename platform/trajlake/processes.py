@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +41,25 @@ def process_pool(count: int, begin: Callable[..., None], *arguments: Any) -> Ite
         pool.shutdown(kill_workers=kill)
 
 
+def leave_pandas_out() -> None:
+    """For processes that are all ours: Arrow imports pandas with its first array, where it is installed, to know its
+    types, and that takes longer than all other imports. Nothing here hands them to Arrow."""
+    if "pandas" not in sys.modules:
+        hidden = _Hidden()
+        sys.meta_path.insert(0, hidden)
+        try:
+            pa.array([])
+        finally:
+            sys.meta_path.remove(hidden)
+
+
+class _Hidden(MetaPathFinder):
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name=name)
+
+
 def _begin(cores: int, begin: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    leave_pandas_out()
     pa.set_cpu_count(cores)
     begin(*arguments)

@@ -34,6 +34,24 @@ def all_commands() -> Iterator[tuple[str, click.Command]]:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["episodes", "--help"], ["replay", "--help"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    loaded = imported_by(*arguments)
+    assert "trajlake_cli" in loaded
+    assert not loaded & set(HEAVY)
+
+
+def test_an_import_into_a_folder_imports_what_it_needs(tmp_path: Path) -> None:
+    import trajlake
+
+    trajlake.create(tmp_path / "lake")
+    (tmp_path / "chat.json").write_text('[{"messages": [{"role": "user", "content": "hello"}]}]')
+    given = ["--lake", str(tmp_path / "lake"), "import", "--run", "r", str(tmp_path / "chat.json")]
+    loaded = imported_by(*given)
+    assert "pyarrow" in loaded
+    assert not loaded & {"pandas", "minio", "apache_beam", "loky"}
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The packages that a command imports."""
     program = f"""
 import sys, json
 from trajlake_cli.main import main
@@ -44,9 +62,7 @@ finally:
     print("MODULES " + json.dumps(sorted(name for name in sys.modules if "." not in name)))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded = json.loads(done.stdout.partition("MODULES ")[2])
-    assert "trajlake_cli" in loaded
-    assert not set(loaded) & set(HEAVY)
+    return set(json.loads(done.stdout.partition("MODULES ")[2]))
 
 
 def test_sections_hold_every_command_file(repository: Path) -> None:

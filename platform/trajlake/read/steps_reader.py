@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 from collections import OrderedDict
@@ -108,16 +109,14 @@ class StepsReader:
         if len(parts) <= 1:
             yield from (_decoded(self._fetched(*part)) for part in parts)
             return
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(os.cpu_count()) as decoders:
             list(pool.map(self._footer, by_file))
-            waiting: list[Fetched] = []
-            for part in pool.map(lambda part: self._fetched(*part), parts):
-                waiting += part
-                if sum(len(data) for _, _, data in waiting) >= _DECODED_AT_ONCE:
-                    yield _decoded(waiting)
-                    waiting = []
-            if waiting:
-                yield _decoded(waiting)
+            decoded = [
+                decoders.submit(_decoded, some, use_threads=False)
+                for some in _together(pool.map(lambda part: self._fetched(*part), parts))
+            ]
+            for some in decoded:
+                yield some.result()
 
     def _fetched(self, path: str, numbers: Sequence[int]) -> list[Fetched]:
         """Row groups of one file, in one call of the store."""
@@ -159,6 +158,18 @@ def _key(path: str) -> str:
     return f"{STEPS.name}/{path}"
 
 
-def _decoded(fetched: Sequence[Fetched]) -> dict[Group, pa.Table]:
-    tables = decode([(group, data) for _, group, data in fetched])
+def _together(fetched: Iterable[list[Fetched]]) -> Iterator[list[Fetched]]:
+    """What is to be decoded together, as soon as it is here."""
+    waiting: list[Fetched] = []
+    for part in fetched:
+        waiting += part
+        if sum(len(data) for _, _, data in waiting) >= _DECODED_AT_ONCE:
+            yield waiting
+            waiting = []
+    if waiting:
+        yield waiting
+
+
+def _decoded(fetched: Sequence[Fetched], *, use_threads: bool = True) -> dict[Group, pa.Table]:
+    tables = decode([(group, data) for _, group, data in fetched], use_threads=use_threads)
     return {name: table for (name, _, _), table in zip(fetched, tables, strict=True)}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from trajlake.errors import UsageError
 from trajlake.storage.base import (
+    CONNECT_PATIENCE_SECONDS,
+    PATIENCE_SECONDS,
     ByteRange,
     Lost,
     ObjectInfo,
@@ -18,7 +21,9 @@ from trajlake.storage.base import (
     check_key,
 )
 from trajlake.storage.local import LocalStore
-from trajlake.storage.s3 import CONNECT_PATIENCE_SECONDS, PATIENCE_SECONDS, S3Store
+
+if TYPE_CHECKING:
+    from trajlake.storage.s3 import S3Store
 
 __all__ = [
     "ByteRange",
@@ -33,6 +38,15 @@ __all__ = [
     "check_key",
     "open_store",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "S3Store":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from trajlake.storage.s3 import S3Store  # a client that takes long to import, which folders do not need
+
+    return S3Store
+
 
 _ACCEPTED = "s3://bucket/prefix, s3+http://host:port/bucket/prefix, s3+https://…, file:///folder, or a folder"
 
@@ -54,6 +68,8 @@ def open_store(
         raise UsageError(f"an empty address: want {_ACCEPTED}")
     scheme, _, rest = text.partition("://")
     host, _, path = rest.partition("/")
+    if scheme in {"s3", "s3+http", "s3+https"}:
+        from trajlake.storage.s3 import S3Store
     if scheme == "s3" and host and ":" not in host:
         return S3Store(host, path, patience=patience, connect_patience=connect_patience)
     if scheme in {"s3+http", "s3+https"} and host and path:

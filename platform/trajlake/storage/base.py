@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
+PATIENCE_SECONDS = 30.0  # how long a server that answers with troubles is asked again, see S3Store
+CONNECT_PATIENCE_SECONDS = 2.0  # and one that does not answer
+
 
 @dataclass(frozen=True)
 class ObjectInfo:

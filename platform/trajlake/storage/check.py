@@ -15,10 +15,6 @@ from datetime import UTC, datetime, timedelta
 from statistics import median
 from threading import Barrier
 
-import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError
-
 from trajlake.errors import StoreError, StoreUnavailable, StoreUnsafe
 from trajlake.storage.base import ByteRange, Lost, ObjectStore, PutOutcome, Unknown, Won, byte_order, folder_order
 
@@ -70,7 +66,7 @@ def ensure_safe(store: ObjectStore) -> None:
 def _run(name: str, attempt: Callable[[ObjectStore, str], str], store: ObjectStore, place: str) -> Check:
     try:
         return Check(name, True, attempt(store, place))
-    except (StoreError, DeltaError, OSError) as error:
+    except (StoreError, OSError) as error:
         return Check(name, False, " ".join(str(error).split()))
 
 
@@ -129,18 +125,25 @@ def _try_order(store: ObjectStore, place: str) -> str:
 
 
 def _try_delta(store: ObjectStore, place: str) -> str:
+    import pyarrow as pa  # not for `ensure_safe`, which every import asks
+    from deltalake import DeltaTable, write_deltalake
+    from deltalake.exceptions import DeltaError
+
     location, options = store.location(place), store.storage_options()
-    write_deltalake(location, pa.table({"value": [0]}), storage_options=options)
     barrier = Barrier(2)
 
     def append(value: int) -> None:
         barrier.wait()
         write_deltalake(location, pa.table({"value": [value]}), mode="append", storage_options=options)
 
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(append, (1, 2)))
-    table = DeltaTable(location, storage_options=options)
-    values = sorted(table.to_pyarrow_table()["value"].to_pylist())
+    try:
+        write_deltalake(location, pa.table({"value": [0]}), storage_options=options)
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(append, (1, 2)))
+        table = DeltaTable(location, storage_options=options)
+        values = sorted(table.to_pyarrow_table()["value"].to_pylist())
+    except DeltaError as error:
+        raise StoreError(str(error)) from error
     if table.version() != 2 or values != [0, 1, 2]:
         raise StoreUnsafe(f"two Delta commits at once left version {table.version()} with {values}")
     return "two commits at once are two versions"

@@ -25,6 +25,8 @@ from urllib3.exceptions import HTTPError
 
 from trajlake.errors import ObjectMissing, StoreError, StoreUnavailable, UsageError
 from trajlake.storage.base import (
+    CONNECT_PATIENCE_SECONDS,
+    PATIENCE_SECONDS,
     ByteRange,
     Lost,
     ObjectInfo,
@@ -38,8 +40,6 @@ from trajlake.storage.base import (
 from trajlake.storage.s3_client import READ_SECONDS, S3Client, find_endpoint, find_region
 from trajlake.storage.s3_errors import UNREACHABLE, AlreadyThereError, explain
 
-PATIENCE_SECONDS = 30.0
-CONNECT_PATIENCE_SECONDS = 2.0
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 
