@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor
 from contextlib import contextmanager
@@ -16,9 +19,10 @@ from trajlake.errors import TrajlakeError
 
 
 @contextmanager
-def process_pool(count: int, begin: Callable[..., None], *arguments: Any) -> Iterator[Executor]:
+def process_pool(count: int, begin: Callable[..., object], *arguments: Any) -> Iterator[Executor]:
     """`count` new processes, each of which begins with `begin(*arguments)` and has its share of the cores for the
-    threads of Arrow and Polars. They end with the block: after what they were given, or at once where it raises.
+    threads of Arrow and Polars. They end with the block, after what they were given; at once where it raises, and where
+    this process is killed.
 
     They are started afresh and do not import the program that runs, so it needs no guard against that; what they
     are given travels by cloudpickle. Raises TrajlakeError where one of them was killed.
@@ -27,9 +31,17 @@ def process_pool(count: int, begin: Callable[..., None], *arguments: Any) -> Ite
 
     cores = max(1, (os.cpu_count() or 1) // count)
     limits = {"POLARS_MAX_THREADS": str(cores), "OMP_NUM_THREADS": str(cores)}
-    pool = loky.ProcessPoolExecutor(count, initializer=_begin, initargs=(cores, begin, arguments), env=limits)
+    pool = loky.ProcessPoolExecutor(
+        count, initializer=_begin, initargs=(os.getpid(), cores, begin, arguments), env=limits
+    )
     kill = True
     try:
+        # Ctrl-C is for this process, which then ends them; they inherit that they do not hear it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            pool.submit(os.getpid)  # starts them
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield pool
         kill = False
     except BrokenExecutor as error:
@@ -59,7 +71,15 @@ class _Hidden(MetaPathFinder):
             raise ModuleNotFoundError(name=name)
 
 
-def _begin(cores: int, begin: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _begin(parent: int, cores: int, begin: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     leave_pandas_out()
     pa.set_cpu_count(cores)
     begin(*arguments)
+
+
+def _end_with(parent: int) -> None:
+    """A parent that was killed has not told its children to end."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)

@@ -143,6 +143,27 @@ print(compact(trajlake.connect({lake.uri!r}), runner=Runner(processes=2)).episod
     assert_same_rows(lake, expected)
 
 
+@pytest.mark.beam
+def test_processes_end_when_the_one_that_began_them_is_killed(tmp_path):
+    program = """
+import os, time
+from trajlake.processes import process_pool
+
+with process_pool(2, os.getpid) as pool:
+    print(*{pool.submit(os.getpid).result() for _ in range(50)}, flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        children = [Path(f"/proc/{pid}") for pid in parent.stdout.readline().split()]
+        assert children
+        assert all(child.exists() for child in children)
+        parent.kill()
+    deadline = time.monotonic() + 30
+    while any(child.exists() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(child.exists() for child in children)
+
+
 def test_processes_are_counted_and_are_for_the_local_runner():
     with pytest.raises(UsageError, match="not 0 for local"):
         Runner(processes=0)
