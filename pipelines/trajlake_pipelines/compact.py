@@ -20,8 +20,9 @@ OPTIMIZE_AFTER = 100  # changes; each leaves a file in every table, and a pass r
 class CompactionReport:
     """What one `compact` did. Events in = steps + begins_and_ends + scores + retractions + duplicate_events +
     pending_events; `quarantined_segments` could not be read, so their events are not counted. `bytes` are those of
-    the segments; `lag_seconds` is the age of the oldest new segment when it was planned, by the server's clock;
-    `merged_files` are small files of `steps` that were merged afterwards."""
+    the segments; `lag_seconds` is the age of the oldest new segment when it was planned, by the server's clock; of the
+    episodes `incomplete`, which are pending too, more was recorded than has arrived; `merged_files` are small files of
+    `steps` that were merged afterwards."""
 
     compactions: int = 0
     segments: int = 0
@@ -40,6 +41,7 @@ class CompactionReport:
     replaced_episodes: int = 0
     sealed_episodes: int = 0
     pending_episodes: int = 0
+    incomplete: tuple[str, ...] = ()
     merged_files: int = 0
 
 
@@ -53,15 +55,16 @@ def compact(
 ) -> CompactionReport:
     """Bring what landed into the tables. Running it twice changes nothing; running it beside itself is safe.
 
-    `stale_after` (seconds): episodes without an end whose last event is older are sealed as aborted. `runner` is a
-    Runner or the name of one. `on_progress` is called with units done and units planned. First finishes what another
-    process began and left. After each `optimize_after` changes of the lake, whoever made them, the small files that
-    they left are merged (0: never), so that the next ones stay quick. Raises UsageError, and a TrajlakeError where the
-    pipeline fails.
+    `stale_after` (seconds): episodes that are not complete and whose last event is older are sealed as aborted.
+    `runner` is a Runner or the name of one. `on_progress` is called with units done and units planned. First finishes
+    what another process began and left. After each `optimize_after` changes of the lake, whoever made them, the small
+    files that they left are merged (0: never), so that the next ones stay quick. Raises UsageError, and a TrajlakeError
+    where the pipeline fails.
     """
     where = Runner(runner) if isinstance(runner, str) else runner
     lake.check()
     reports: list[CompactionReport] = []
+    incomplete: set[str] = set()
     # After all that was there a further compaction is for what arrived meanwhile; one such is enough for one call.
     rounds = 0
     numbers: list[int] = []
@@ -72,9 +75,12 @@ def compact(
         results = carry_out(lake.store, plan, where, on_progress)
         numbers.append(plan.number)
         if plan.kind == "compact":
-            reports.append(_report(plan, [UnitResult(**result) for result in results]))
+            done = [UnitResult(**result) for result in results]
+            reports.append(_report(plan, done))
+            incomplete |= {episode for result in done for episode in result.incomplete}
+            incomplete -= {episode for result in done for episode in result.sealed}
             rounds += not plan.details.get("more", False)
-    total = _total(reports)
+    total = replace(_total(reports), incomplete=tuple(sorted(incomplete)))
     if optimize_after and numbers and numbers[-1] // optimize_after > (numbers[0] - 1) // optimize_after:
         merged = optimize(lake, runner=where)
         total = replace(total, merged_files=max(0, merged.files_before - merged.files_after))
@@ -105,7 +111,6 @@ def _report(plan: Plan, results: list[UnitResult]) -> CompactionReport:
 
 
 def _total(reports: list[CompactionReport]) -> CompactionReport:
-    totals: dict[str, Any] = {
-        name: sum(getattr(report, name) for report in reports) for name in CompactionReport.__dataclass_fields__
-    }
-    return CompactionReport(**totals | {"lag_seconds": max((report.lag_seconds for report in reports), default=0.0)})
+    names = CompactionReport.__dataclass_fields__.keys() - {"incomplete", "lag_seconds"}
+    totals: dict[str, Any] = {name: sum(getattr(report, name) for report in reports) for name in names}
+    return CompactionReport(**totals, lag_seconds=max((report.lag_seconds for report in reports), default=0.0))

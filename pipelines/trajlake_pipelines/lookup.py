@@ -12,14 +12,12 @@ import polars as pl
 
 from trajlake.storage import ObjectStore
 from trajlake.table.id_index import Runs, files_that_may_hold
+from trajlake.table.sealed import is_sealed, lacks_its_beginning
 from trajlake.table.tables import open_table
-from trajlake_pipelines.merge import NO_END
-
-Known = dict[str, tuple[int, bool]]
-"""Episode to its attempt and whether it is complete (not sealed)."""
+from trajlake_pipelines.units import KnownEpisode
 
 
-def known_episodes(store: ObjectStore, episode_ids: pl.Series, runs: Runs | None) -> Known:
+def known_episodes(store: ObjectStore, episode_ids: pl.Series, runs: Runs | None) -> dict[str, KnownEpisode]:
     """Those of `episode_ids` that the table holds; `runs` of the index of episodes."""
     wanted = episode_ids.unique().sort()
     paths = files_that_may_hold(store, open_table(store, "episodes"), wanted, runs)
@@ -27,12 +25,18 @@ def known_episodes(store: ObjectStore, episode_ids: pl.Series, runs: Runs | None
         return {}
     frame = scan_files(store, "episodes", paths)
     rows = (
-        frame.select("episode_id", "attempt", sealed=(pl.col("stop_reason") == NO_END).fill_null(False))
+        frame.select(
+            "episode_id",
+            "attempt",
+            complete=~is_sealed(),
+            begun=~lacks_its_beginning(),
+            steps="n_steps",
+        )
         .filter(pl.col("episode_id").is_between(pl.lit(wanted[0]), pl.lit(wanted[-1])))
         .join(wanted.to_frame("episode_id").lazy(), on="episode_id", how="semi")
         .collect(engine="streaming")
     )
-    return {episode: (attempt, not sealed) for episode, attempt, sealed in rows.iter_rows()}
+    return {episode: KnownEpisode(*values) for episode, *values in rows.iter_rows()}
 
 
 def scan_files(store: ObjectStore, table: str, paths: Collection[str]) -> pl.LazyFrame:

@@ -1,8 +1,15 @@
 """One unit's work without any storage: events in, step rows and episode rows out, and a sum that adds up.
 
-All events of an episode are in one unit. A *take* is what one writer epoch recorded of one attempt at an episode;
-where there are several takes, the complete one wins, then the later attempt, then of takes that were cut off the
-longest, then the later epoch. Nothing is ordered by clocks.
+All events of an episode are in one unit. A *take* is what one writer epoch recorded of one attempt at an episode; it is
+complete with its begin, its end and as many steps as the end says. Where there are several takes, the complete one
+wins, then the later attempt, then of takes that are not complete the longest, then the later epoch. Nothing is ordered
+by clocks.
+
+A take that has ended and is not complete, because a segment was lost, waits like one that is still being recorded: the
+segment may come after all. When it is sealed, its status is `aborted` and its stop_reason says what is missing, so that
+it never looks whole. Reward, success and what failed stay as its end gave them: they are facts of the rollout, which
+was whole, and without them the rates of a policy would depend on what was lost. Who needs whole episodes leaves out
+those that were aborted.
 """
 
 from __future__ import annotations
@@ -20,20 +27,11 @@ import pyarrow.compute as pc
 from trajlake.ingest.segment import EVENT_SCHEMA, SegmentName
 from trajlake.table.rewrite import NO_REASON
 from trajlake.table.rows import content_hashes, token_audits, whole
-from trajlake_pipelines.units import PlannedSegment
+from trajlake.table.sealed import NO_END, what_is_missing
+from trajlake_pipelines.units import KnownEpisode, PlannedSegment
 from trajlake_schemas import EPISODES, STEPS
 from trajlake_schemas.episodes import BEGIN, OUTCOME
 from trajlake_schemas.steps import STEP_CONTENT
-
-NO_END = "no end was recorded"  # the stop_reason of an episode that was sealed
-
-
-@dataclass(frozen=True)
-class KnownEpisode:
-    """What the `episodes` table says of an episode before this compaction."""
-
-    attempt: int
-    complete: bool
 
 
 @dataclass
@@ -59,12 +57,14 @@ class Sums:
 
 @dataclass
 class Decisions:
-    """What became of the episodes that are not simply new; an id may stand in several lists."""
+    """What became of the episodes that are not simply new; an id may stand in several lists. Of those that are
+    `incomplete` more was recorded than has arrived, and their segments wait for it."""
 
     replaced: list[str] = field(default_factory=list)
     sealed: list[str] = field(default_factory=list)
     duplicates: list[str] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -91,7 +91,7 @@ def merge(
     """Merge the events of one unit: of each segment all, or those of the episodes that the plan names.
 
     `known` has the episodes of this unit that the table holds already; `seal` those that are to be sealed as
-    aborted where no end was recorded.
+    aborted where they are not complete.
     """
     events = pa.concat_tables([table for _, table in segments]) if segments else EVENT_SCHEMA.empty_table()
     keys = _keys(segments, events)
@@ -122,8 +122,8 @@ def merge(
 
 def _keys(segments: Sequence[tuple[PlannedSegment, pa.Table]], events: pa.Table) -> pl.DataFrame:
     """The light columns of this unit's events, with their row in `events`, their segment (its place in `segments`),
-    and their writer (numbered in the order of epochs). What other units take stays in `events`: to leave it out there
-    would copy the rest."""
+    their writer (numbered in the order of epochs), and how many steps an end says that there are (`said`). What other
+    units take stays in `events`: to leave it out there would copy the rest."""
     names = [SegmentName.parse(segment.key) for segment, _ in segments]
     writers = sorted({(name.run_id, name.worker_id, name.epoch) for name in names})
     numbers = {writer: number for number, writer in enumerate(writers)}
@@ -135,7 +135,9 @@ def _keys(segments: Sequence[tuple[PlannedSegment, pa.Table]], events: pa.Table)
         for segment, table in segments
     ]
     keys = pl.from_arrow(events.select(["kind", "episode_id", "attempt", "sequence"]))
+    said = pl.from_arrow(pc.struct_field(events["end"], "n_steps"))
     assert isinstance(keys, pl.DataFrame)
+    assert isinstance(said, pl.Series)
     of_segment = pl.DataFrame(
         {
             "segment": range(len(names)),
@@ -145,7 +147,7 @@ def _keys(segments: Sequence[tuple[PlannedSegment, pa.Table]], events: pa.Table)
         schema={"segment": pl.Int32, "writer": pl.Int32, "epoch": pl.Int32},
     )
     return (
-        keys.with_columns(segment=pl.Series(np.repeat(np.arange(len(names)), lengths), dtype=pl.Int32))
+        keys.with_columns(said=said, segment=pl.Series(np.repeat(np.arange(len(names)), lengths), dtype=pl.Int32))
         .with_row_index("row")
         .filter(pl.Series(np.concatenate([np.empty(0, bool), *mine])))
         .join(of_segment, on="segment", how="left", maintain_order="left")
@@ -155,16 +157,20 @@ def _keys(segments: Sequence[tuple[PlannedSegment, pa.Table]], events: pa.Table)
 def _choose(
     recorded: pl.DataFrame, known: Mapping[str, KnownEpisode], seal: frozenset[str]
 ) -> tuple[pl.DataFrame, Decisions]:
-    """The verdict on each take (`keep`, `duplicate` or `pending`), and the episodes by what became of them."""
+    """The verdict on each take (`keep`, `duplicate` or `pending`) with what is `missing` of it (null: nothing), and the
+    episodes by what became of them."""
+    is_end = pl.col("kind") == "end"
     takes = (
         recorded.group_by(["episode_id", "attempt", "writer"])
         .agg(
-            complete=(pl.col("kind") == "end").any(),
-            begun=(pl.col("kind") == "begin").any() | ~pl.col("episode_id").first().is_in(list(known)),
+            begun=(pl.col("kind") == "begin").any(),
+            ended=is_end.any(),
+            steps=(pl.col("kind") == "step").sum(),
+            said=pl.when(~(is_end & pl.col("said").is_null()).any()).then(pl.col("said").sum()),
             epoch=pl.col("epoch").first(),
             length=pl.len(),
         )
-        .with_columns(pl.col("complete") & pl.col("begun"))
+        .with_columns(complete=pl.col("begun") & pl.col("ended") & (pl.col("said") == pl.col("steps")).fill_null(True))
         .with_columns(length=pl.when("complete").then(0).otherwise("length"))
         .sort(
             ["episode_id", "complete", "attempt", "length", "epoch", "writer"],
@@ -173,24 +179,31 @@ def _choose(
         .with_columns(first=pl.int_range(pl.len()).over("episode_id") == 0)
     )
     verdicts: list[str] = []
+    lacks: list[str | None] = []
     found = Decisions()
-    best: tuple[str, int] = ("", 0)  # verdict and attempt of the first take of this episode
-    columns = ("episode_id", "attempt", "complete", "begun", "first")
-    for episode_id, attempt, complete, begun, first in takes.select(columns).iter_rows():
+    best: tuple[bool, int] = (False, 0)  # of this episode's first take: whether more may come of it, and its attempt
+    columns = ("episode_id", "attempt", "complete", "begun", "ended", "steps", "said", "first")
+    for episode_id, attempt, complete, begun, ended, steps, said, first in takes.select(columns).iter_rows():
         before = known.get(episode_id)
+        missing = None if complete else what_is_missing(begun=begun, ended=ended, steps=steps, said=said)
         # A take of which only the rest came, after its episode was settled, must not replace what is there.
-        waits = not complete and (episode_id not in seal or not begun)
+        replaces = begun or before is None or (not before.begun and steps >= before.steps)
+        waits = not complete and (episode_id not in seal or not replaces)
         if first:
+            # What comes of an episode that was sealed is added at once: nobody would look for it later.
+            grows = before is not None and not before.complete and replaces
+            grows = grows and attempt == before.attempt and steps >= before.steps
             settled = before is not None and before.complete and attempt <= before.attempt
             if settled or (before is not None and before.complete and not complete and not waits):
                 verdict = "duplicate"
             else:
-                verdict = "pending" if waits else "keep"
-            best = (verdict, attempt)
+                verdict = "pending" if waits and not grows else "keep"
+            best = (waits and verdict != "duplicate", attempt)
         else:
             # A take that is still being recorded may win when it ends, so it waits too.
-            verdict = "pending" if waits and (best[0] == "pending" or attempt > best[1]) else "duplicate"
+            verdict = "pending" if waits and (best[0] or attempt > best[1]) else "duplicate"
         verdicts.append(verdict)
+        lacks.append(missing)
         if verdict == "duplicate":
             found.duplicates.append(episode_id)
         elif verdict == "keep" and before is not None:
@@ -201,8 +214,10 @@ def _choose(
             found.pending.append(episode_id)
             if verdict == "keep":
                 found.sealed.append(episode_id)
-    takes = takes.with_columns(verdict=pl.Series(verdicts, dtype=pl.String))
-    return takes.select(["episode_id", "attempt", "writer", "verdict"]), found
+            if missing != NO_END:
+                found.incomplete.append(episode_id)
+    takes = takes.with_columns(verdict=pl.Series(verdicts, dtype=pl.String), missing=pl.Series(lacks, dtype=pl.String))
+    return takes.select(["episode_id", "attempt", "writer", "verdict", "missing"]), found
 
 
 def _rows(events: pa.Table, names: Sequence[SegmentName], kept: pl.DataFrame) -> tuple[pa.Table, pa.Table, list[int]]:
@@ -214,6 +229,7 @@ def _rows(events: pa.Table, names: Sequence[SegmentName], kept: pl.DataFrame) ->
         row=pl.col("row").min(),
         segment=pl.col("segment").min(),
         n_steps=(pl.col("kind") == "step").sum(),
+        missing=pl.col("missing").first(),
     )
     one = one.join(begins.select("episode_id", begin="row"), on="episode_id", how="left")
     one = one.join(ends.select("episode_id", end="row"), on="episode_id", how="left")
@@ -268,7 +284,7 @@ def _episodes(
     lengths: list[int],
 ) -> pa.Table:
     begin, end = _taken(events, "begin", one["begin"]), _taken(events, "end", one["end"])
-    ended = one["end"].is_not_null().to_arrow()
+    missing = one["missing"].to_arrow().cast(pa.string())
     recorded = whole(events["recorded_at"])
     writers = [names[segment] for segment in one["segment"]]
 
@@ -300,8 +316,8 @@ def _episodes(
         "content_hash": pa.array(content_hashes(steps, lengths), pa.string()),
         "token_audit": pa.array(token_audits(steps, lengths), pa.string()),
     }
-    columns["status"] = pc.if_else(ended, columns["status"], "aborted")
-    columns["stop_reason"] = pc.if_else(ended, columns["stop_reason"], NO_END)
+    columns["status"] = pc.if_else(pc.is_valid(missing), "aborted", columns["status"])
+    columns["stop_reason"] = pc.coalesce(missing, columns["stop_reason"])
     arrays = [
         columns[column.name].cast(column.type) if column.name in columns else pa.nulls(len(one), column.type)
         for column in EPISODES

@@ -20,13 +20,21 @@ from typing import Any
 import polars as pl
 
 from trajlake.errors import ObjectMissing, SegmentUnreadable, StoreUnavailable
-from trajlake.ingest.segment import TAIL_BYTES, Descriptor, SegmentName, decode_segment, describe, read_descriptor
+from trajlake.ingest.segment import (
+    TAIL_BYTES,
+    Descriptor,
+    EpisodePart,
+    SegmentName,
+    decode_segment,
+    describe,
+    read_descriptor,
+)
 from trajlake.storage import ByteRange, ObjectInfo, ObjectStore, Unknown
 from trajlake.table.tables import RETENTION_HOURS, open_table
 from trajlake_pipelines.frontier import Frontier, list_new, load_frontier
-from trajlake_pipelines.lookup import Known, known_episodes
+from trajlake_pipelines.lookup import known_episodes
 from trajlake_pipelines.tombstones import tombstones_among
-from trajlake_pipelines.units import Parts, PlannedSegment, Unit, assign_units, involved, unit_from_json
+from trajlake_pipelines.units import KnownEpisode, Parts, PlannedSegment, Unit, assign_units, involved, unit_from_json
 
 APPLICATION = "compact"
 UNIT_BYTES = 32 << 20  # of segments (compressed) that one unit reads; it takes about 0.4 GB of memory
@@ -153,7 +161,7 @@ def _make_plan(store: ObjectStore, number: int, stale_after: float | None, unit_
     broken = _describe(store, new, parts)
     frame = parts.frame()
     known = known_episodes(store, frame["episode_id"], frontier.runs)
-    known |= dict.fromkeys(tombstones_among(store, frame["episode_id"]), (_NEVER_AGAIN, True))
+    known |= dict.fromkeys(tombstones_among(store, frame["episode_id"]), KnownEpisode(_NEVER_AGAIN, True))
     now = time.time()
     tried = _tried_to_seal(store, number - 1) if stale_after is not None else set()
     released = _released(store, frame, parts.segments, known, tried, now)
@@ -183,14 +191,15 @@ def _released(
     store: ObjectStore,
     frame: pl.DataFrame,
     segments: Sequence[PlannedSegment],
-    known: Known,
+    known: Mapping[str, KnownEpisode],
     tried: Collection[str],
     now: float,
 ) -> set[str]:
     """Episodes for which nothing waits any longer: sealed ones of which the last event is older than
     KEEP_SEALED_SECONDS, and equally old scores of episodes that never came.
 
-    Events of a sealed episode without its beginning, which came after that, wait for ever: no row has them.
+    What came of a sealed episode after that waits for ever: no row has it. It is told by the beginning, which is not
+    among it, or, where the episode was sealed without one, by being less than was sealed.
     """
     limit = int((now - KEEP_SEALED_SECONDS) * 1_000_000)
     times = pl.Series("last", [segment.modified_at for segment in segments], dtype=pl.Int64)
@@ -203,21 +212,27 @@ def _released(
     sealed: dict[str, list[int]] = {}
     never_came: set[str] = set()
     for episode, places in waiting.select("episode_id", "segment").iter_rows():
-        if episode in known and not known[episode][1]:
+        if episode in known and not known[episode].complete:
             sealed[episode] = places
         elif episode not in known and episode in tried:
             never_came.add(episode)
     places = sorted({place for some in sealed.values() for place in some})
     with ThreadPoolExecutor(_THREADS) as pool:
-        read = dict(zip(places, pool.map(lambda place: _begun_in(store, segments[place]), places), strict=True))
-    return never_came | {episode for episode, some in sealed.items() if any(episode in read[place] for place in some)}
+        read = dict(zip(places, pool.map(lambda place: _parts_of(store, segments[place]), places), strict=True))
+
+    def has_its_row(episode: str, places: list[int]) -> bool:
+        parts = [part for place in places for part in read[place] if part.episode_id == episode]
+        row = known[episode]
+        return any(part.begins for part in parts) or (not row.begun and sum(part.events for part in parts) >= row.steps)
+
+    return never_came | {episode for episode, places in sealed.items() if has_its_row(episode, places)}
 
 
-def _begun_in(store: ObjectStore, segment: PlannedSegment) -> set[str]:
-    """The episodes that begin in a segment."""
+def _parts_of(store: ObjectStore, segment: PlannedSegment) -> tuple[EpisodePart, ...]:
+    """What a segment holds of each episode."""
     modified = datetime.fromtimestamp(segment.modified_at / 1e6, UTC)
     found = read_one(store, ObjectInfo(segment.key, segment.size, modified))
-    return set() if isinstance(found, str) else {part.episode_id for part in found.episodes if part.begins}
+    return () if isinstance(found, str) else found.episodes
 
 
 def _at_most(segments: list[ObjectInfo], limit: int) -> list[ObjectInfo]:

@@ -20,7 +20,7 @@ from trajlake.errors import ObjectMissing, SegmentUnreadable, StoreUnavailable
 from trajlake.ingest.segment import decode_segment
 from trajlake.storage import ObjectStore, Unknown
 from trajlake.table.layout import Place, content_name, encode_rows, put_steps
-from trajlake_pipelines.merge import KnownEpisode, Merged, merge
+from trajlake_pipelines.merge import Merged, merge
 from trajlake_pipelines.plan import job_folder, put_result, result_key
 from trajlake_pipelines.units import PlannedSegment, Unit
 
@@ -43,6 +43,7 @@ class UnitResult:
     sealed: list[str] = field(default_factory=list)
     duplicates: list[str] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
     late_scores: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     late_retractions: dict[str, str] = field(default_factory=dict)
 
@@ -53,8 +54,7 @@ def run_unit(store: ObjectStore, compaction: int, unit: Unit) -> None:
     if store.stat(key) is not None:
         return
     events, quarantined = _read(store, unit)
-    known = {episode: KnownEpisode(attempt, complete) for episode, (attempt, complete) in unit.known.items()}
-    merged = merge(events, known, frozenset(unit.seal))
+    merged = merge(events, unit.known, frozenset(unit.seal))
     events.clear()  # the memory is for what is encoded now
     result = _write(store, compaction, unit, merged, quarantined)
     put_result(store, compaction, unit.number, asdict(result))
@@ -115,6 +115,7 @@ def _write(
         sealed=decisions.sealed,
         duplicates=decisions.duplicates,
         pending=sorted(set(decisions.pending)),
+        incomplete=sorted(set(decisions.incomplete)),
         late_scores=merged.late_scores,
         late_retractions=merged.late_retractions,
     )

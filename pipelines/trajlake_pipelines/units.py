@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -27,13 +27,23 @@ class PlannedSegment:
     episodes: tuple[str, ...] | None = None
 
 
+class KnownEpisode(NamedTuple):
+    """What the `episodes` table says of an episode before a compaction. Not `complete`: it was sealed, with so many
+    `steps`; not `begun`: without its beginning."""
+
+    attempt: int
+    complete: bool
+    begun: bool = True
+    steps: int = 0
+
+
 @dataclass(frozen=True)
 class Unit:
-    """What one worker merges: `known` is episode to (attempt, complete), as the table has it; `seal` what is sealed."""
+    """What one worker merges: `known` are the episodes that the table has; `seal` what is sealed."""
 
     number: int
     segments: tuple[PlannedSegment, ...]
-    known: dict[str, tuple[int, bool]]
+    known: dict[str, KnownEpisode]
     seal: tuple[str, ...]
 
 
@@ -43,7 +53,7 @@ def unit_from_json(body: dict[str, Any]) -> Unit:
         PlannedSegment(**{**segment, "episodes": None if segment["episodes"] is None else tuple(segment["episodes"])})
         for segment in body["segments"]
     ]
-    known = {episode: (attempt, complete) for episode, (attempt, complete) in body["known"].items()}
+    known = {episode: KnownEpisode(*values) for episode, values in body["known"].items()}
     return Unit(body["number"], tuple(segments), known, tuple(body["seal"]))
 
 
@@ -97,7 +107,7 @@ class Parts:
 def involved(
     parts: pl.DataFrame,
     segments: Sequence[PlannedSegment],
-    known: dict[str, tuple[int, bool]],
+    known: dict[str, KnownEpisode],
     stale_after: float | None,
     now: float,
 ) -> tuple[pl.DataFrame, set[str]]:
@@ -130,7 +140,7 @@ def involved(
 def assign_units(
     parts: pl.DataFrame,
     segments: Sequence[PlannedSegment],
-    known: dict[str, tuple[int, bool]],
+    known: dict[str, KnownEpisode],
     seal: Iterable[str],
     unit_bytes: int,
 ) -> list[Unit]:

@@ -40,6 +40,7 @@ class Metrics:
                 ("episodes", "Episodes added."),
                 ("duplicate_episodes", "Episodes that were there already."),
                 ("quarantined_segments", "Segments that could not be read."),
+                ("incomplete", "Times that an episode was seen of which more was recorded than had arrived."),
             )
         }
         self._lag = Gauge("trajlake_compact_lag_seconds", "Age of the oldest new segment of a pass.", registry=registry)
@@ -57,7 +58,7 @@ class Metrics:
         if report is not None:
             for name, value in asdict(report).items():
                 if name in self._counters:
-                    self._counters[name].inc(value)
+                    self._counters[name].inc(len(value) if isinstance(value, tuple) else value)
             self._lag.set(report.lag_seconds)
             self._pending.set(report.pending_episodes)
 

@@ -16,6 +16,13 @@ BEGIN_EVENT = (_OCCURRED, *BEGIN, _RESTORE)
 END_EVENT = (
     _OCCURRED,
     *OUTCOME,
+    Column(
+        "n_steps",
+        pa.int32(),
+        "How many steps its writer recorded; where fewer arrived, the episode is not complete.",
+        null="a writer of an older version, which did not say",
+        unit="step",
+    ),
     Column("extra", pa.string(), "JSON text, merged over the begin's.", null="nothing"),
     _RESTORE,
 )

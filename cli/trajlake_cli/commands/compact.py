@@ -12,12 +12,14 @@ from trajlake_cli.output import Output, say
 from trajlake_cli.progress import progress
 from trajlake_cli.runner_options import runner_of, runner_options
 from trajlake_cli.session import Session, pass_session
-from trajlake_cli.text import count
+from trajlake_cli.text import count, one_line
 
 if TYPE_CHECKING:
     from trajlake import Lake
     from trajlake_pipelines.compact import CompactionReport
     from trajlake_pipelines.runners import Runner
+
+_SHOWN = 5  # ids of episodes in one line
 
 
 @click.command(short_help="Put what has landed into the tables.")
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     type=Duration(),
     metavar="DURATION",
     show_default="wait for ever",
-    help="Seal episodes without an end as aborted once their last event is this old: 30m, 2h.",
+    help="Seal episodes of which the end or other events did not arrive as aborted, once their last one is this old: "
+    "30m, 2h.",
 )
 @click.option("--watch", is_flag=True, help="Go on as segments arrive, one JSON line a pass, until SIGTERM or Ctrl-C.")
 @click.option("--every", type=Duration(), default="5s", metavar="DURATION", help="With --watch, how often to look.")
@@ -149,10 +152,15 @@ def in_words(done: CompactionReport) -> list[str]:
         ),
         (done.sealed_episodes, "stale episode was sealed as aborted", "stale episodes were sealed as aborted"),
         (done.merged_files, "small file was merged", "small files were merged"),
-        (done.pending_episodes, "episode has not ended yet", "episodes have not ended yet"),
+        (done.pending_episodes - len(done.incomplete), "episode has not ended yet", "episodes have not ended yet"),
     ):
         if number:
             lines.append(count(number, one, many))
+    if done.incomplete:
+        shown = ", ".join(one_line(episode_id) for episode_id in done.incomplete[:_SHOWN])
+        more = f" and {len(done.incomplete) - _SHOWN:,} more" if len(done.incomplete) > _SHOWN else ""
+        waits = count(len(done.incomplete), "episode waits", "episodes wait")
+        lines.append(f"{waits} for events that were recorded and have not arrived: {shown}{more}")
     if done.pending_episodes:
         lines.append("where their workers are gone for good: `compact --stale-after 1h` seals them as aborted")
     return lines

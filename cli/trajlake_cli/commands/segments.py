@@ -8,13 +8,13 @@ from trajlake_cli.options import lake_option, output_option
 from trajlake_cli.output import Output, say
 from trajlake_cli.session import Session, pass_session
 
-COLUMNS = ["path", "state", "events", "bytes", "compaction", "reason"]
+COLUMNS = ["path", "state", "events", "bytes", "compaction", "pending_episodes", "reason"]
 
 
 @click.command(short_help="What became of each landed segment; try again.")
 @lake_option
 @click.option("--quarantined", is_flag=True, help="Only segments that could not be read, and why.")
-@click.option("--pending", is_flag=True, help="Only segments with episodes that have not ended.")
+@click.option("--pending", is_flag=True, help="Only segments with episodes that have not ended, or not arrived whole.")
 @click.option("--retry", is_flag=True, help="Let the next compact read the quarantined segments again.")
 @output_option()
 @pass_session
@@ -44,4 +44,4 @@ def command(session: Session, quarantined: bool, pending: bool, retry: bool, out
     if wanted:
         frame = frame.filter(pl.col("state").is_in(wanted))
     rows = frame.select(COLUMNS).sort("path").collect()
-    output.rows(rows.iter_rows(named=True), COLUMNS, ["compaction", "bytes", "events"])
+    output.rows(rows.iter_rows(named=True), COLUMNS, ["compaction", "bytes", "events", "pending_episodes"])

@@ -14,9 +14,9 @@ from trajlake.demo.workers import VICTIM, DemoIngest, Kill
 from trajlake.ingest.spool import abandoned
 from trajlake.lake import Lake
 from trajlake.read.snapshot import Snapshot
+from trajlake.table.sealed import NO_END
 
 _COLUMNS = ("episode_id", "worker_id", "epoch", "status", "stop_reason", "n_steps", "ended_at")
-NO_END = "no end was recorded"  # what compaction writes as the stop_reason of an episode that it seals
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class Encoder:
         self.spilled_segments = 0
         self._segment: SpoolSegment | MemorySegment | None = None
         self._segment_due = 0.0
+        self._steps: dict[tuple[str, int], int] = {}  # of the episodes that have not ended
         self._number = 0
         self._disk_again = 0.0
         self._logged_at = -_LOG_AGAIN
@@ -141,7 +142,7 @@ class Encoder:
 
     def _loop(self) -> None:
         while True:
-            for events in _batches(self._take(), self._queue.batch_bytes):
+            for events in _batches(self._counted(self._take()), self._queue.batch_bytes):
                 if not self._write(events):
                     return
                 if not _AWAITED.isdisjoint(event[0] for event in events):
@@ -178,6 +179,23 @@ class Encoder:
                     break
                 queue.changed.wait(left)
             return queue.take()
+
+    def _counted(self, events: list[Queued]) -> list[Queued]:
+        """The events; each end says how many steps there are.
+
+        They are counted here, where every event passes once and in order: in a rollout's thread a signal may come
+        between an event and its count, and what the queue dropped must not be counted.
+        """
+        steps = self._steps
+        for place, event in enumerate(events):
+            if event[0] == "step":
+                key = event[1:3]
+                steps[key] = steps.get(key, 0) + 1
+            elif event[0] == "end":
+                kind, episode_id, attempt, sequence, recorded_at, row, size = event
+                row = row | {"n_steps": steps.pop((episode_id, attempt), 0)}
+                events[place] = (kind, episode_id, attempt, sequence, recorded_at, row, size)
+        return events
 
     def _write(self, events: list[Queued]) -> bool:
         """Into a segment, however often disk and store refuse: until then the events stay in memory. False where

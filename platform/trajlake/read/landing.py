@@ -1,4 +1,4 @@
-"""The landing tail: episodes that have ended but are not in the tables yet, read from their segments.
+"""The landing tail: complete episodes that are not in the tables yet, read from their segments.
 
 This is the one reader that lists landing. What it makes of an episode is what a compaction would make of it, but for
 what needs the whole lake: duplicates by content, and which of several attempts wins. Scores and retractions are kept
@@ -24,6 +24,7 @@ from trajlake.ingest.segment import LANDING, SegmentName, decode_segment
 from trajlake.storage import ObjectStore
 from trajlake.table.rewrite import NO_REASON
 from trajlake.table.rows import content_hashes, token_audits
+from trajlake.table.sealed import what_is_missing
 from trajlake.table.tables import open_table
 from trajlake_schemas import EPISODES, STEPS
 from trajlake_schemas.episodes import BEGIN, OUTCOME
@@ -153,7 +154,9 @@ class LandingTail:
             key = (writer, str(episode_id), int(str(attempt)))
             self._open.setdefault(key, []).append(_rows(events, part["row"].to_numpy().astype(np.int64)))
             if (part["kind"] == "end").any():
-                yield pa.concat_tables(self._open.pop(key))
+                whole = pa.concat_tables(self._open.pop(key))
+                if _is_complete(whole):  # else a segment of it was lost: should it come after all, the tables tell
+                    yield whole
 
 
 def landed(ended: Sequence[tuple[Writer, pa.Table]]) -> list[Landed]:
@@ -167,6 +170,20 @@ def landed(ended: Sequence[tuple[Writer, pa.Table]]) -> list[Landed]:
         rows.append(Landed(_row(table, writer) | more, steps.slice(first_step, length)))
         first_step += length
     return rows
+
+
+def _is_complete(events: pa.Table) -> bool:
+    """As in a compaction: what ended has its begin, and as many steps as its ends say."""
+    found = _in_order(events)
+    kinds = found["kind"].to_pylist()
+    ends = found["end"].filter(pc.equal(found["kind"], "end"))
+    said = pc.struct_field(ends, "n_steps")
+    return not what_is_missing(
+        begun="begin" in kinds,
+        ended=True,
+        steps=kinds.count("step"),
+        said=None if said.null_count else pc.sum(said).as_py(),
+    )
 
 
 def _in_order(events: pa.Table) -> pa.Table:

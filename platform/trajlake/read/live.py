@@ -26,13 +26,13 @@ from trajlake.read.landing import Landed, LandingTail
 from trajlake.read.population import Recipe, columns_of, population
 from trajlake.read.sampler import Sample, Sampler
 from trajlake.table.rewrite import LATE, add_late
+from trajlake.table.sealed import is_sealed
 from trajlake_schemas import EPISODES
 
 if TYPE_CHECKING:
     from trajlake.lake import Lake
     from trajlake.read.strategies import Strategy
 
-_NO_END = "no end was recorded"
 _ONCE = ("fifo", "lifo", "group")
 _REFUSED = ("epochs", "curriculum")
 
@@ -53,11 +53,11 @@ class LiveView:
         self._tail.skip_consumed()
         self.snapshot = self._lake.snapshot()
         self._opened = time.monotonic()
-        known = self.snapshot.episodes.select("episode_id", "attempt", "stop_reason")
+        known = self.snapshot.episodes.select("episode_id", "attempt", sealed=is_sealed())
         rows = self.snapshot.collect(known)
         self._attempts = {
-            episode_id: -1 if stop_reason == _NO_END else attempt  # an episode that goes on replaces what was sealed
-            for episode_id, attempt, stop_reason in rows.iter_rows()
+            episode_id: -1 if sealed else attempt  # the whole replaces what was sealed
+            for episode_id, attempt, sealed in rows.iter_rows()
         }
         self._landed = {key: each for key, each in self._landed.items() if self._is_news(each)}
         self._frames = []
