@@ -237,15 +237,15 @@ class Machine(RuleBasedStateMachine):
             verdict = "duplicate"
         else:
             verdict = "pending" if waits and not grows else "keep"
-        left = [first] if verdict == "pending" or (verdict == "keep" and not first.complete) else []
+        remains = verdict != "duplicate" and not first.complete
         if verdict == "keep":
             self.table[episode_id] = Known(first.attempt, first.messages, first.begun, first.complete)
         more = waits and verdict != "duplicate"
         for take in others:
             waits = not take.complete and not (sealed and replaces(take))
-            if waits and (more or take.attempt > first.attempt):
-                left.append(take)
-        self.takes[episode_id] = left
+            remains |= waits and (more or take.attempt > first.attempt)
+        # Where one of them waits, all segments that hold something of the episode are read again.
+        self.takes[episode_id] = takes if remains else []
 
     @invariant()
     def the_tables_show_what_the_model_shows(self) -> None:

@@ -322,7 +322,7 @@ def test_a_damaged_spool_file_is_kept_and_never_called_durable(tmp_path, monkeyp
     with pytest.raises(NotDurable, match="damaged on disk"):
         writer.flush(timeout=10)
     assert not writer.close(timeout=1).complete
-    assert list((tmp_path / "spool").rglob("*.arrow"))
+    assert list((tmp_path / "spool").rglob("*.damaged"))
 
 
 @pytest.mark.unit

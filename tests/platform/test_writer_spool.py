@@ -1,15 +1,18 @@
 """`trajlake spool`: what writers that died left on the disk is seen, and is uploaded."""
 
 import json
+from time import monotonic, sleep
 
 import pytest
 from click.testing import CliRunner
 from tests.rollouts import record_episode
 
 import trajlake
+from trajlake.errors import NotDurable
 from trajlake.ingest.writer import Writer
 from trajlake.storage.wrappers import FaultyStore
 from trajlake_cli.main import cli
+from trajlake_pipelines.compact import compact
 
 pytestmark = pytest.mark.unit
 
@@ -52,7 +55,7 @@ def test_recover_uploads_it_once(left):
     assert not list(spool.iterdir())
 
 
-def test_recover_leaves_other_lakes_and_damaged_files_alone(left, tmp_path):
+def test_recover_leaves_other_lakes_alone_and_keeps_a_damaged_file(left, tmp_path):
     uri, spool = left
     other = trajlake.create(tmp_path / "other")
     run("spool", "recover", spool, "--lake", other.uri)
@@ -60,4 +63,60 @@ def test_recover_leaves_other_lakes_and_damaged_files_alone(left, tmp_path):
     file.write_bytes(b"damaged by the disk")
     result = run("spool", "recover", spool, "--lake", uri, "-o", "json", code=1)
     assert "not an Arrow stream" in json.loads(result.stdout)[0]["damaged"][0]
-    assert file.exists()
+    assert file.with_suffix(".damaged").read_bytes() == b"damaged by the disk"
+    result = run("spool", "status", spool, "-o", "json")
+    assert [(row["segments"], row["damaged"]) for row in json.loads(result.stdout)] == [(0, 1)]
+    assert "1 segment was damaged on this disk" in result.stderr
+    assert "0 segments" in run("spool", "recover", spool, "--lake", uri).stderr, "it is told once"
+
+
+def test_of_a_damaged_segment_what_is_before_the_damage_is_uploaded_and_counted(tmp_path, caplog):
+    lake = trajlake.create(tmp_path / "lake")
+    down = FaultyStore(lake.store, probability=1.0)
+    writer = Writer(down, "run", "w", segment_seconds=60, linger_seconds=60)
+    for number in range(20):
+        record_episode(writer, number)
+        if number % 5 == 4:
+            sleep(0.5)  # so that it is a batch
+    open_one = record_episode(writer, 20, end=False)
+    sleep(0.5)
+    open_one.end()
+    assert not writer.close(timeout=0.3).complete
+    (file,) = (tmp_path / "spool").glob("*/*.arrow")
+    data = bytearray(file.read_bytes())
+    place = data.rindex(b"step 12/0")  # text that lz4 left as it is: nothing but a checksum can tell
+    data[place] = ord("S")
+    file.write_bytes(data)
+
+    with lake.writer("run", "next") as following:
+        following.flush()
+        deadline = monotonic() + 30
+        while not following.stats.damaged_segments and monotonic() < deadline:
+            sleep(0.05)
+        assert (following.stats.damaged_segments, following.stats.recovered_segments) == (1, 1)
+        assert "DAMAGED" in following.stats.line()
+    assert "of its 105 events cannot be read" in caplog.text
+    compact(lake)
+    assert lake.snapshot().episodes.collect()["episode_id"].sort().to_list() == [f"e{n:04d}" for n in range(10)]
+
+
+def test_a_live_writer_uploads_what_is_left_of_a_damaged_segment_and_says_so(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    store = FaultyStore(lake.store, probability=1.0)
+    writer = Writer(store, "run", "w", segment_seconds=3.0)
+    record_episode(writer, 1)
+    sleep(0.5)
+    record_episode(writer, 2, message="other")
+    deadline = monotonic() + 30
+    while not (files := list((tmp_path / "spool").glob("*/*.arrow"))) and monotonic() < deadline:
+        sleep(0.05)
+    data = bytearray(files[0].read_bytes())
+    data[data.rindex(b"other 2/0")] = ord("O")
+    files[0].write_bytes(data)
+    store.probability = 0.0
+    with pytest.raises(NotDurable, match="5 of its 10 events cannot be read"):
+        writer.flush(timeout=30)
+    report = writer.close()
+    assert (report.complete, report.durable_events, report.remaining_events) == (False, 5, 5)
+    compact(lake)
+    assert lake.snapshot().episodes.collect()["episode_id"].to_list() == ["e0001"]

@@ -47,7 +47,8 @@ def status(folder: Path | None, output: Output) -> None:
     """List the writers that have something in the spool FOLDER.
 
     The default is TRAJLAKE_SPOOL, else the user's own. State `in use` is that of a writer whose process lives,
-    `left` of one that is gone.
+    `left` of one that is gone. `damaged` counts segments that the disk damaged: what could be read of them was
+    uploaded, and episodes that lack the rest never look complete.
 
     \b
     Examples:
@@ -58,13 +59,16 @@ def status(folder: Path | None, output: Output) -> None:
 
     spool = _spool(folder)
     entries = spool_status(spool)
-    columns = ["state", "lake", "run_id", "worker_id", "pid", "segments", "bytes", "path"]
+    columns = ["state", "lake", "run_id", "worker_id", "pid", "segments", "bytes", "damaged", "path"]
     output.rows(_rows(entries), columns, expendable=["pid", "path"])
     left = sum(entry.bytes for entry in entries if entry.state == "left")
     if left:
         say(f"{left:,} bytes of writers that are gone wait in {spool}: `trajlake spool recover` uploads them")
     elif not entries:
         say(f"nothing waits in {spool}")
+    if damaged := sum(entry.damaged for entry in entries):
+        noun = "segment was" if damaged == 1 else "segments were"
+        say(f"{damaged:,} {noun} damaged on this disk; what could be read was uploaded, the .damaged files are kept")
 
 
 def _rows(entries: list[SpoolEntry]) -> Iterator[dict[str, Any]]:
@@ -78,6 +82,7 @@ def _rows(entries: list[SpoolEntry]) -> Iterator[dict[str, Any]]:
             "pid": meta and meta.pid,
             "segments": entry.segments,
             "bytes": entry.bytes,
+            "damaged": entry.damaged,
             "path": str(entry.path),
         }
 

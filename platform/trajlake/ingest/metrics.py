@@ -14,7 +14,8 @@ class WriterStats:
     `queued_events` are in memory only. `dropped_events` of `dropped_episodes` were refused with `drop_and_count`.
     `retries` are uploads that failed and were tried again. `waits` and `wait_seconds` say how often and how long
     rollouts waited for room. `waiting_segments` and `spool_bytes` lie in the spool or in memory until the store takes
-    them. `lag_seconds` is the time since everything was durable: 0.0 while nothing waits.
+    them. `damaged_segments` were damaged on the disk, of this writer or of one that is gone: what could be read of them
+    was uploaded. `lag_seconds` is the time since everything was durable: 0.0 while nothing waits.
     """
 
     run: str
@@ -37,6 +38,7 @@ class WriterStats:
     memory_bytes: int
     spilled_segments: int
     recovered_segments: int
+    damaged_segments: int
     lag_seconds: float
 
     def line(self) -> str:
@@ -49,6 +51,8 @@ class WriterStats:
         )
         if self.dropped_events:
             text += f"; {self.dropped_events:,} events DROPPED"
+        if self.damaged_segments:
+            text += f"; {self.damaged_segments:,} segments DAMAGED on disk"
         return text
 
 

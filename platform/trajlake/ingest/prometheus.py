@@ -28,6 +28,7 @@ _COUNTERS = (
     ("trajlake_writer_retries", "retries", "Uploads that failed and were tried again"),
     ("trajlake_writer_waits", "waits", "Times that a rollout waited for room in memory"),
     ("trajlake_writer_wait_seconds", "wait_seconds", "Seconds that rollouts waited for room in memory"),
+    ("trajlake_writer_damaged_segments", "damaged_segments", "Segments that were damaged on the local disk"),
     ("trajlake_writer_spilled_segments", "spilled_segments", "Segments that went another way because one was full"),
 )
 _GAUGES = (

@@ -102,7 +102,7 @@ class Recorder:
     def report(self, reason: str, events: int, memory_events: int) -> CloseReport:
         """How far all of the events got."""
         refused = len(self._encoder.refused)
-        durable = min(self._uploader.durable_events, events) - refused
+        durable = min(self._uploader.durable_events, events) - refused - self._uploader.lost_events
         remaining = events - durable
         if refused and not reason:
             reason = f"{refused} events could not be stored, first {self._encoder.refused[0]}"
@@ -146,6 +146,7 @@ class Recorder:
                 memory_bytes=queue.queued + queue.held,
                 spilled_segments=encoder.spilled_segments,
                 recovered_segments=uploader.recovered_segments,
+                damaged_segments=uploader.damaged_segments,
                 lag_seconds=now - self._all_durable_at,
             )
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trajlake.errors import SegmentUnreadable, StoreError
+from trajlake.errors import StoreError
 from trajlake.ingest.spool import SpoolFolder, SpoolMeta, abandoned, read_meta
-from trajlake.ingest.upload import forget_file, put_file
+from trajlake.ingest.upload import Sent, forget_file, put_file, set_aside
 from trajlake.storage import ObjectStore
 
 log = logging.getLogger("trajlake")
@@ -17,8 +17,9 @@ log = logging.getLogger("trajlake")
 
 @dataclass(frozen=True)
 class Recovery:
-    """What was found in the spool of writers that are gone: segments uploaded and the bytes sent, segments that
-    cannot be read with the reason (they stay), and why it stopped before everything was uploaded, if it did."""
+    """What was found in the spool of writers that are gone: segments uploaded and the bytes sent, what is wrong with
+    those that are damaged (the files stay; what can be read of them was uploaded), and why it stopped before everything
+    was uploaded, if it did."""
 
     segments: int
     bytes: int
@@ -34,11 +35,11 @@ def recover(store: ObjectStore, spool: Path) -> Recovery:
     stopped = ""
     try:
         for found in recover_each(store, spool):
-            if isinstance(found, str):
-                unreadable.append(found)
-            else:
+            if found.damage:
+                unreadable.append(found.damage)
+            if found.events:
                 segments += 1
-                size += found
+                size += found.bytes
     except StoreError as error:
         stopped = str(error)
     if segments:
@@ -46,20 +47,22 @@ def recover(store: ObjectStore, spool: Path) -> Recovery:
     return Recovery(segments, size, tuple(unreadable), stopped)
 
 
-def recover_each(store: ObjectStore, spool: Path) -> Iterator[int | str]:
-    """The same, one segment at a time: gives the bytes sent, or the reason why a segment cannot be read. Raises
-    StoreError."""
+def recover_each(store: ObjectStore, spool: Path) -> Iterator[Sent]:
+    """The same, one segment at a time. Raises StoreError."""
     for folder in abandoned(spool, store.uri):
         try:
             for number, path in list(folder.segments()):
                 try:
-                    size = put_file(store, folder, number, path)
-                except (SegmentUnreadable, OSError) as error:
+                    sent = put_file(store, folder, number, path)
+                except OSError as error:
                     log.error("the spool segment %s cannot be read and stays there: %s", path, error)
-                    yield f"{path}: {error}" if isinstance(error, OSError) else str(error)
+                    yield Sent(0, 0, f"{path}: {error}")
+                    continue
+                if sent.damage:
+                    set_aside(path, sent)
                 else:
                     forget_file(path)
-                    yield size
+                yield sent
         finally:
             folder.release(remove=True)
 
@@ -67,7 +70,8 @@ def recover_each(store: ObjectStore, spool: Path) -> Iterator[int | str]:
 @dataclass(frozen=True)
 class SpoolEntry:
     """One writer's folder in a spool. `state` is `in use` (its process lives), `left` (what it holds waits for a
-    start on this lake, or for `recover`) or `unreadable`."""
+    start on this lake, or for `recover`) or `unreadable`. `damaged` files are kept and wait for nothing: what could be
+    read of them was uploaded."""
 
     path: Path
     state: str
@@ -75,6 +79,7 @@ class SpoolEntry:
     epoch: int | None
     segments: int
     bytes: int
+    damaged: int
 
 
 def spool_status(spool: Path) -> list[SpoolEntry]:
@@ -90,7 +95,9 @@ def spool_status(spool: Path) -> list[SpoolEntry]:
             meta = None
         files = list(_sizes(path))
         state = "unreadable" if meta is None else "in use" if folder is None else "left"
-        entries.append(SpoolEntry(path, state, meta, None if folder is None else folder.epoch, len(files), sum(files)))
+        epoch = None if folder is None else folder.epoch
+        damaged = len(list(path.glob("*.damaged")))
+        entries.append(SpoolEntry(path, state, meta, epoch, len(files), sum(files), damaged))
         if folder is not None:
             folder.release(remove=False)
     return entries

@@ -156,7 +156,7 @@ def encode_segment(events: pa.Table) -> bytes:
     return b"".join([stream, END_MARK, encode_descriptor(describe(events))])
 
 
-def encode_descriptor(descriptor: Descriptor, **more: int) -> bytes:
+def encode_descriptor(descriptor: Descriptor, **more: Any) -> bytes:
     """What follows the stream; `more` is for who wrote it, and readers pass it by."""
     parts = [[part.episode_id, part.attempt, part.events, part.begins, part.ends] for part in descriptor.episodes]
     body = {"events": descriptor.events, "first_sequence": descriptor.first_sequence, "episodes": parts} | more

@@ -5,8 +5,10 @@
     <spool>/<writer>/lock               held (flock) by the process that writes here, so freed by any death
     <spool>/<writer>/00000007.arrow     a closed segment, ready for upload; removed when the store has it
     <spool>/<writer>/00000008.open      the segment that is being written: an Arrow stream without an end
+    <spool>/<writer>/00000005.damaged   a segment that the disk damaged; what could be read of it is in the store
 
-After `kill -9` an `.open` file is read up to its last whole batch.
+After `kill -9` an `.open` file is read up to its last whole batch, and a damaged one up to the last batch before the
+damage, which the checksums behind a closed stream tell.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from trajlake.errors import UsageError
+from trajlake.errors import SegmentUnreadable, UsageError
 from trajlake.ingest.segment import (
     END_MARK,
     EVENT_SCHEMA,
@@ -164,7 +167,7 @@ class SpoolFolder:
     def release(self, *, remove: bool) -> None:
         """Give the folder up; remove it where nothing is left in it."""
         with suppress(OSError):  # a disk that fails now: the folder stays, and is looked at again at the next start
-            if remove and not any(self.segments()):
+            if remove and not any(self.segments()) and not any(self.path.glob("*.damaged")):
                 shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
@@ -209,6 +212,7 @@ class SpoolSegment:
         self._folder = folder
         self._synced_name = False
         self._keys: list[pa.RecordBatch] = []
+        self._marks: list[tuple[int, int]] = []  # where each batch ends, and the checksum of all up to there
         self._open_path = folder.path / f"{number:08d}.open"
         self._file = _WholeFile(self._open_path)
 
@@ -220,6 +224,7 @@ class SpoolSegment:
             sync_path(self._folder.path)
             self._synced_name = True
         self.bytes = self._file.bytes
+        self._marks.append((self._file.bytes, self._file.crc))
         self.events += batch.num_rows
         self._keys.append(batch.select(["kind", "episode_id", "attempt", "sequence"]))
 
@@ -227,7 +232,7 @@ class SpoolSegment:
         """End the stream, with its descriptor, and make it ready for upload. Returns the file's new path."""
         self._file.append(END_MARK, sync=False)
         descriptor = describe(pa.Table.from_batches(self._keys))
-        self._file.append(encode_descriptor(descriptor, crc=self._file.crc, batches=len(self._keys)), sync=True)
+        self._file.append(encode_descriptor(descriptor, marks=self._marks), sync=True)
         self._file.let_go()
         ready = self._open_path.with_suffix(".arrow")
         self._open_path.rename(ready)
@@ -283,13 +288,49 @@ def keep(folder: SpoolFolder, number: int, data: bytes) -> Path:
     return path
 
 
-def read_spooled(path: Path) -> pa.Table:
-    """The events of one spool file, up to its last whole batch."""
+def read_spooled(path: Path) -> tuple[pa.Table, str]:
+    """The events of one spool file up to its last whole batch, or up to where it is damaged; and what is wrong with it,
+    where a part of it was lost that had been written. Raises OSError."""
     data = path.read_bytes()
-    if path.suffix == ".open" and len(data) < STREAM_HEAD:
-        return EVENT_SCHEMA.empty_table()  # cut off before its first batch
+    is_closed = path.suffix == ".arrow"
+    if not is_closed and len(data) < STREAM_HEAD:
+        return EVENT_SCHEMA.empty_table(), ""  # cut off before its first batch
     # A power cut can leave a file whose name is there and whose blocks never were; nobody was told they were.
-    return decode_spool(data if any(data[:64]) else b"", str(path))
+    if not any(data[:64]):
+        return EVENT_SCHEMA.empty_table(), "it holds nothing" if is_closed else ""
+    tail = _tail_of(data)
+    try:
+        events = decode_spool(_before_damage(data, tail), str(path))
+    except SegmentUnreadable as error:
+        return EVENT_SCHEMA.empty_table(), str(error)
+    if not is_closed:
+        return events, ""
+    if not tail:
+        return events, f"its end is damaged; {len(events)} events can be read"
+    if len(events) < tail["events"]:
+        return events, f"{tail['events'] - len(events)} of its {tail['events']} events cannot be read"
+    return events, ""
+
+
+def _tail_of(data: bytes) -> dict[str, Any]:
+    try:
+        return read_tail(data) or {}
+    except ValueError:
+        return {}
+
+
+def _before_damage(data: bytes, tail: dict[str, Any]) -> bytes:
+    """The batches of a closed segment before the first that is damaged: lz4 has no checksum of its own, so that a
+    reader would take one that is damaged for a good one."""
+    if "marks" not in tail:
+        return data
+    start = checksum = 0
+    for end, wanted in tail["marks"]:
+        checksum = zlib.crc32(memoryview(data)[start:end], checksum)
+        if checksum != wanted:
+            break
+        start = end
+    return data[:start]
 
 
 def read_ready(path: Path) -> tuple[bytes, int] | None:
@@ -298,13 +339,12 @@ def read_ready(path: Path) -> tuple[bytes, int] | None:
     if path.suffix != ".arrow":
         return None
     data = path.read_bytes()
-    try:
-        tail = read_tail(data)
-    except ValueError:
+    tail = _tail_of(data)
+    marks = tail.get("marks")
+    if not marks or tail["stream_bytes"] < _GOOD_BATCH_BYTES * len(marks):
         return None
-    if not tail or "crc" not in tail or tail["stream_bytes"] < _GOOD_BATCH_BYTES * tail["batches"]:
-        return None
-    if zlib.crc32(memoryview(data)[: tail["stream_bytes"]]) != tail["crc"]:
+    end, checksum = marks[-1]
+    if zlib.crc32(memoryview(data)[:end]) != checksum or data[end : tail["stream_bytes"]] != END_MARK:
         return None
     return data, tail["events"]
 

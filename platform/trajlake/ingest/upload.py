@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,30 +33,37 @@ class ClosedSegment:
     table: pa.Table | None = None
 
 
-def load(segment: ClosedSegment) -> pa.Table:
-    """Its events. Raises SegmentUnreadable where the disk lost some of those that were written, and OSError."""
-    if segment.table is not None:
-        return segment.table
-    assert segment.path is not None
-    events = read_spooled(segment.path)
-    if len(events) < segment.events:
-        raise SegmentUnreadable(f"{segment.path}: {segment.events} events were written and {len(events)} are left")
-    return events
+@dataclass(frozen=True)
+class Sent:
+    """What reached the store of one segment; `damage` says where the disk lost the rest of it, else it is empty."""
+
+    bytes: int
+    events: int
+    damage: str = ""
 
 
-def put_closed(store: ObjectStore, folder: SpoolFolder | NoSpool, segment: ClosedSegment) -> int:
-    """Bring a closed segment into landing; the file stays. Returns the bytes sent. Raises as `load` and `put_segment`
-    do."""
-    if segment.path is not None and (ready := read_ready(segment.path)) and ready[1] == segment.events:
-        return _put(store, folder, segment.number, ready[0], None)
-    return put_segment(store, folder, segment.number, load(segment))
+def put_closed(store: ObjectStore, folder: SpoolFolder | NoSpool, segment: ClosedSegment) -> Sent:
+    """Bring a closed segment into landing; the file stays. Of one that the disk has damaged, that is what can be read.
+    Raises StoreError and OSError."""
+    if segment.path is None:
+        assert segment.table is not None
+        return Sent(put_segment(store, folder, segment.number, segment.table), segment.events)
+    sent = put_file(store, folder, segment.number, segment.path)
+    if sent.events == segment.events:
+        return replace(sent, damage="")
+    damage = sent.damage or f"{segment.path}: {segment.events} events were written and {sent.events} are left"
+    return replace(sent, damage=damage)
 
 
-def put_file(store: ObjectStore, folder: SpoolFolder, number: int, path: Path) -> int:
+def put_file(store: ObjectStore, folder: SpoolFolder | NoSpool, number: int, path: Path) -> Sent:
     """The same for a file that another process left."""
     if ready := read_ready(path):
-        return _put(store, folder, number, ready[0], None)
-    return put_segment(store, folder, number, read_spooled(path))
+        data, count = ready
+        return Sent(_put(store, folder, number, data, None), count)
+    events, damage = read_spooled(path)
+    if damage and not damage.startswith(str(path)):
+        damage = f"{path}: {damage}"
+    return Sent(put_segment(store, folder, number, events), len(events), damage)
 
 
 def put_segment(store: ObjectStore, folder: SpoolFolder | NoSpool, number: int, events: pa.Table) -> int:
@@ -88,6 +95,22 @@ def forget_file(path: Path) -> None:
         path.unlink()
     except OSError as error:
         log.warning("%s is uploaded and cannot be removed: %s", path, error)
+
+
+def set_aside(path: Path, sent: Sent) -> None:
+    """Keep a damaged file under a name that is not sent again, and say so."""
+    kept = path.with_suffix(".damaged")
+    try:
+        path.rename(kept)
+    except OSError as error:
+        log.warning("%s cannot be renamed: %s", path, error)
+        kept = path
+    log.error(
+        "a spool segment was damaged on disk: %s; %d events of it were uploaded, and the file is kept as %s",
+        sent.damage,
+        sent.events,
+        kept,
+    )
 
 
 def _claim(store: ObjectStore, folder: SpoolFolder | NoSpool) -> None:

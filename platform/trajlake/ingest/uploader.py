@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from trajlake.errors import AccessRefused, BucketMissing, NotDurable, SegmentUnreadable, StoreError
+from trajlake.errors import AccessRefused, BucketMissing, NotDurable, StoreError
 from trajlake.ingest.epochs import close_epoch
 from trajlake.ingest.recovery import recover_each
 from trajlake.ingest.spool import NoSpool, SpoolFolder
-from trajlake.ingest.upload import ClosedSegment, forget_file, put_closed
+from trajlake.ingest.upload import ClosedSegment, Sent, forget_file, put_closed, set_aside
 from trajlake.storage import ObjectStore
 
 log = logging.getLogger("trajlake")
@@ -49,8 +49,10 @@ class Uploader:
         self._damaged = ""
         self._hurry = False
         self._recover_at = 0.0
-        self._recovery: Iterator[int | str] | None = None
+        self._recovery: Iterator[Sent] | None = None
         self.durable_events = 0
+        self.lost_events = 0  # of these: the disk lost them before they were uploaded
+        self.damaged_segments = 0  # of this writer and of others
         self.uploaded_events = 0
         self.segments = 0
         self.bytes = 0
@@ -147,12 +149,6 @@ class Uploader:
             try:
                 self._upload(segment)
                 pause = 0.0
-            except SegmentUnreadable as error:
-                log.error("the spool segment %s cannot be read and stays there: %s", segment.path, error)
-                with self._changed:
-                    self._waiting.popleft()
-                    self._damaged = str(error)
-                    self._changed.notify_all()
             except Exception as error:  # noqa: BLE001  (whatever it is: the thread must live, and the segment stays)
                 self.retries += 1
                 pause = min(_LONGEST_PAUSE, max(0.2, pause * 2)) * random.uniform(0.5, 1.0)  # noqa: S311
@@ -175,19 +171,25 @@ class Uploader:
             return bool(self._waiting) or not self._stopping
 
     def _upload(self, segment: ClosedSegment) -> None:
-        size = put_closed(self._store, self._folder, segment)
+        sent = put_closed(self._store, self._folder, segment)
         with self._changed:
             self._sent = segment.number
             segment = self._waiting[0]  # which may have been brought from memory to the disk meanwhile
-        if segment.path is not None:
+        if segment.path is not None and sent.damage:
+            set_aside(segment.path, sent)
+        elif segment.path is not None:
             forget_file(segment.path)
         with self._changed:
             self._waiting.popleft()
             self._refusal = None
             self.durable_events = max(self.durable_events, segment.up_to)
-            self.uploaded_events += segment.events
+            self.uploaded_events += sent.events
             self.segments += 1
-            self.bytes += size
+            self.bytes += sent.bytes
+            if sent.damage:
+                self._damaged = sent.damage
+                self.damaged_segments += 1
+                self.lost_events += segment.events - sent.events
             self.durable_at = time.monotonic()
             self._changed.notify_all()
         self._on_uploaded(segment)
@@ -200,7 +202,8 @@ class Uploader:
             if self._recovery is None:
                 self._recovery = recover_each(self._store, self._spool)
             if (found := next(self._recovery, None)) is not None:
-                self.recovered_segments += not isinstance(found, str)
+                self.recovered_segments += bool(found.events)
+                self.damaged_segments += bool(found.damage)
                 return True
             if self.recovered_segments:
                 log.info("uploaded %d segments that other writers left in %s", self.recovered_segments, self._spool)
