@@ -399,3 +399,22 @@ def test_a_closed_spool_file_is_the_segment_itself_unless_it_is_damaged(outage, 
     assert [event["sequence"] for event in events] == list(range(500))
     compact(lake, stale_after=0)
     assert_sound(lake)
+
+
+def test_a_live_writer_uploads_what_is_left_of_a_damaged_segment_and_says_so(outage, lake, tmp_path):
+    writer = Writer(outage, "run", "w", linger_seconds=1.5)
+    record_episode(writer, 1)
+    time.sleep(0.5)  # so that it is a batch
+    record_episode(writer, 2, message="other")
+    wait_for(lambda: writer.stats.retries)
+    (file,) = writer.spool.glob("*.arrow")
+    data = bytearray(file.read_bytes())
+    data[data.rindex(b"other 2/0")] = ord("O")
+    file.write_bytes(data)
+    outage.up()
+    with pytest.raises(NotDurable, match="5 of its 10 events cannot be read"):
+        writer.flush(timeout=30)
+    report = writer.close()
+    assert (report.complete, report.durable_events, report.remaining_events) == (False, 5, 5)
+    assert sequences(outage) == list(range(5))
+    assert [entry.damaged for entry in spool_status(tmp_path / "spool")] == [1]
