@@ -28,13 +28,13 @@ SEGMENTS = TableSchema(
         Column(
             "state",
             pa.string(),
-            "`consumed`: every event is accounted for; `pending`: some of its episodes have not ended; "
+            "`consumed`: every event is accounted for; `pending`: some of its episodes are not complete; "
             "`quarantined`: it cannot be read.",
             null="never",
             required=True,
         ),
         Column("events", pa.int64(), "Events in it.", null="it cannot be read"),
-        Column("pending_episodes", pa.list_(pa.string()), "Episodes in it that have not ended.", null="none"),
+        Column("pending_episodes", pa.list_(pa.string()), "Episodes in it that are not complete.", null="none"),
         Column("reason", pa.string(), "Why it is quarantined.", null="it is not"),
         Column(
             "compaction",

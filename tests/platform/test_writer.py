@@ -1,5 +1,6 @@
 """The Writer: what was acknowledged is there, whatever happens to the process or to the store."""
 
+import asyncio
 import logging
 import multiprocessing
 import os
@@ -62,6 +63,37 @@ def test_an_exception_ends_the_episode_as_failed_with_the_error(lake):
         with pytest.raises(KeyboardInterrupt), writer.episode() as episode:
             raise KeyboardInterrupt
     assert landed(lake.store)[-1]["end"]["status"] == "aborted"
+
+
+def test_every_end_says_how_many_steps_there_are_however_it_came(lake):
+    async def at_once(writer):
+        async with writer.episode(episode_id="async") as episode:
+            for _ in range(4):
+                await episode.astep(message="x")
+
+    with lake.writer(run="run", durability="memory") as writer:
+        with writer.episode(episode_id="plain") as episode:
+            for _ in range(3):
+                episode.step(message="x")
+            child = episode.sub_episode(episode_id="child")
+            child.step(message="x")
+        child.end()
+        with pytest.raises(ZeroDivisionError), writer.episode(episode_id="error") as episode:
+            episode.step(message="x")
+            _ = 1 / 0
+        episode = writer.episode(episode_id="discarded")
+        episode.step(message="x")
+        episode.discard()
+        with writer.episode(episode_id="call") as episode:
+            episode.call([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], "c")
+        with writer.episode(episode_id="empty"):
+            pass
+        asyncio.run(at_once(writer))
+        writer.record_all("at once", 0, [("begin", {}), ("step", {}), ("step", {}), ("end", {"status": "completed"})])
+    said = {event["episode_id"]: event["end"]["n_steps"] for event in landed(lake.store) if event["kind"] == "end"}
+    assert said == {
+        "plain": 3, "child": 1, "error": 1, "discarded": 1, "call": 3, "empty": 0, "async": 4, "at once": 2,
+    }  # fmt: skip
 
 
 def test_terminated_and_truncated_of_the_last_step_are_those_of_the_episode(lake):

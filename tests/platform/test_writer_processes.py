@@ -195,12 +195,13 @@ def test_a_signal_in_the_middle_of_a_step_neither_hangs_the_writer_nor_loses_an_
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    sequences = [
-        event["sequence"]
+    events = [
+        event
         for info in lake.store.list("landing/")
         for event in decode_segment(lake.store.get(info.key), info.key).to_pylist()
     ]
-    assert sorted(sequences) == list(range(recorded + 1))
+    assert sorted(event["sequence"] for event in events) == list(range(recorded + 1))
+    assert events[-1]["end"]["n_steps"] == recorded - 1, "all but the begin"
     assert recorded > returned, "the begin, and what was recorded before the signal came"
 
 

@@ -58,6 +58,7 @@ def run_import(tmp_path: Path) -> Callable[..., Imported]:
             keys = [info.key for info in store.list("landing/") if info.key.endswith(".arrow")]
             events = [event for key in keys for event in decode_segment(store.get(key), key).to_pylist()]
         kinds = {kind: [event[kind] for event in events if event["kind"] == kind] for kind in ("begin", "step", "end")}
+        assert sum(end["n_steps"] for end in kinds["end"]) == len(kinds["step"])
         ids = [event["episode_id"] for event in events if event["kind"] == "begin"]
         return Imported(report, kinds["begin"], kinds["step"], kinds["end"], ids)
 
