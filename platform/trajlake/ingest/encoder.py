@@ -187,13 +187,12 @@ class Encoder:
         between an event and its count, and what the queue dropped must not be counted.
         """
         steps = self._steps
-        for place, event in enumerate(events):
-            if event[0] == "step":
-                key = event[1:3]
+        for place, (kind, episode_id, attempt, sequence, recorded_at, row, size) in enumerate(events):
+            key = episode_id, attempt
+            if kind == "step":
                 steps[key] = steps.get(key, 0) + 1
-            elif event[0] == "end":
-                kind, episode_id, attempt, sequence, recorded_at, row, size = event
-                row = row | {"n_steps": steps.pop((episode_id, attempt), 0)}
+            elif kind == "end":
+                row = row | {"n_steps": steps.pop(key, 0)}
                 events[place] = (kind, episode_id, attempt, sequence, recorded_at, row, size)
         return events
 
