@@ -221,18 +221,21 @@ def _released(
         read = dict(zip(places, pool.map(lambda place: _parts_of(store, segments[place]), places), strict=True))
 
     def has_its_row(episode: str, places: list[int]) -> bool:
-        parts = [part for place in places for part in read[place] if part.episode_id == episode]
+        parts = [part for place in places for part in read[place].get(episode, ())]
         row = known[episode]
         return any(part.begins for part in parts) or (not row.begun and sum(part.events for part in parts) >= row.steps)
 
     return never_came | {episode for episode, places in sealed.items() if has_its_row(episode, places)}
 
 
-def _parts_of(store: ObjectStore, segment: PlannedSegment) -> tuple[EpisodePart, ...]:
+def _parts_of(store: ObjectStore, segment: PlannedSegment) -> dict[str, list[EpisodePart]]:
     """What a segment holds of each episode."""
     modified = datetime.fromtimestamp(segment.modified_at / 1e6, UTC)
     found = read_one(store, ObjectInfo(segment.key, segment.size, modified))
-    return () if isinstance(found, str) else found.episodes
+    parts: dict[str, list[EpisodePart]] = {}
+    for part in () if isinstance(found, str) else found.episodes:
+        parts.setdefault(part.episode_id, []).append(part)
+    return parts
 
 
 def _at_most(segments: list[ObjectInfo], limit: int) -> list[ObjectInfo]:

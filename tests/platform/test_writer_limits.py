@@ -418,3 +418,26 @@ def test_a_live_writer_uploads_what_is_left_of_a_damaged_segment_and_says_so(out
     assert (report.complete, report.durable_events, report.remaining_events) == (False, 5, 5)
     assert sequences(outage) == list(range(5))
     assert [entry.damaged for entry in spool_status(tmp_path / "spool")] == [1]
+
+
+def test_a_damaged_segment_that_the_store_has_whole_already_disturbs_nobody(outage, lake, tmp_path):
+    """Its upload was done, the answer was lost, the process died, and then the disk damaged the file."""
+    outage.up()
+    writer = Writer(outage, "run", "w", linger_seconds=60)
+    record_episode(writer, 0)
+    writer.flush()
+    outage.down()
+    record_episode(writer, 1)
+    time.sleep(0.5)  # so that it is a batch
+    record_episode(writer, 2, message="other")
+    assert not writer.close(timeout=0.3).complete
+    wait_for(lambda: all(entry.state == "left" for entry in spool_status(tmp_path / "spool")))
+    shutil.copytree(tmp_path / "spool", tmp_path / "copy")
+    assert recover(lake.store, tmp_path / "copy").segments == 1
+    (file,) = (tmp_path / "spool").glob("*/*.arrow")
+    data = bytearray(file.read_bytes())
+    data[data.rindex(b"other 2/0")] = ord("O")
+    file.write_bytes(data)
+    found = recover(lake.store, tmp_path / "spool")
+    assert (found.stopped, len(found.unreadable)) == ("", 1)
+    assert sequences(lake.store) == list(range(15))

@@ -131,7 +131,7 @@ class Recorder:
                 episodes=self.episodes,
                 open_episodes=self.open_episodes,
                 events=queue.sequence,
-                durable_events=durable,
+                durable_events=durable - uploader.lost_events,
                 spooled_events=max(0, encoder.written - durable - in_memory),
                 queued_events=queue.sequence - encoder.written + in_memory,
                 dropped_events=queue.dropped_events,

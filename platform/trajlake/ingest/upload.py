@@ -63,19 +63,30 @@ def put_file(store: ObjectStore, folder: SpoolFolder | NoSpool, number: int, pat
     events, damage = read_spooled(path)
     if damage and not damage.startswith(str(path)):
         damage = f"{path}: {damage}"
-    return Sent(put_segment(store, folder, number, events), len(events), damage)
+    return Sent(put_segment(store, folder, number, events, is_part=bool(damage)), len(events), damage)
 
 
-def put_segment(store: ObjectStore, folder: SpoolFolder | NoSpool, number: int, events: pa.Table) -> int:
-    """Bring events into landing under this writer's epoch. Returns the bytes sent. Raises StoreError."""
+def put_segment(
+    store: ObjectStore, folder: SpoolFolder | NoSpool, number: int, events: pa.Table, *, is_part: bool = False
+) -> int:
+    """Bring events into landing under this writer's epoch; `is_part`: they are what is left of the segment. Returns the
+    bytes sent. Raises StoreError."""
     if not len(events):
         return 0
-    return _put(store, folder, number, encode_segment(events), events)
+    return _put(store, folder, number, encode_segment(events), events, is_part=is_part)
 
 
-def _put(store: ObjectStore, folder: SpoolFolder | NoSpool, number: int, data: bytes, events: pa.Table | None) -> int:
+def _put(
+    store: ObjectStore,
+    folder: SpoolFolder | NoSpool,
+    number: int,
+    data: bytes,
+    events: pa.Table | None,
+    *,
+    is_part: bool = False,
+) -> int:
     """The key belongs to this epoch alone, so an object that is there already is this segment, from a try whose
-    answer was lost; that it holds the same events is checked."""
+    answer was lost; that it holds the same events is checked. Where they are a part, it may hold the whole."""
     if folder.epoch is None:
         _claim(store, folder)
     assert folder.epoch is not None
@@ -84,7 +95,7 @@ def _put(store: ObjectStore, folder: SpoolFolder | NoSpool, number: int, data: b
     if isinstance(outcome, Unknown):
         raise StoreUnavailable(str(outcome.error)) from outcome.error
     if isinstance(outcome, Lost):
-        _check_same(store, name.key, decode_segment(data, name.key) if events is None else events)
+        _check_same(store, name.key, decode_segment(data, name.key) if events is None else events, is_part)
     return len(data)
 
 
@@ -126,10 +137,11 @@ def _claim(store: ObjectStore, folder: SpoolFolder | NoSpool) -> None:
         folder.epoch = epoch
 
 
-def _check_same(store: ObjectStore, key: str, events: pa.Table) -> None:
+def _check_same(store: ObjectStore, key: str, events: pa.Table, is_part: bool) -> None:
     """That the object at `key` holds these events, in whatever bytes another version of a library made of them."""
     try:
-        same = decode_segment(store.get(key), key).select(_IDENTITY).equals(events.select(_IDENTITY))
+        stored = decode_segment(store.get(key), key).select(_IDENTITY)
+        same = (stored[: len(events)] if is_part else stored).equals(events.select(_IDENTITY))
     except SegmentUnreadable:
         same = False
     if not same:
