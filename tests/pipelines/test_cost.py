@@ -100,7 +100,7 @@ def test_files_that_are_looked_into_do_not_grow_with_history_whatever_the_ids(tm
         looked.clear()
         store = Listed(lake.store)
         plan = load_or_make_plan(store, stale_after=None)
-        known = {episode: how for unit in plan.units for episode, how in unit.known.items()}
+        known = {episode: how[:2] for unit in plan.units for episode, how in unit.known.items()}
         assert known == ({ids_of(2, "random", 50)[7]: (0, True)} if again else {})
         assert len(looked) == again
         assert 0 < store.calls.pop("get") < 3 + history.bit_length()  # one for each run of the index
