@@ -191,8 +191,13 @@ def _choose(
         waits = not complete and (episode_id not in seal or not replaces)
         if first:
             # What comes of an episode that was sealed is added at once: nobody would look for it later.
-            grows = before is not None and not before.complete and attempt == before.attempt
-            grows = grows and replaces and before is not None and steps >= before.steps
+            grows = (
+                before is not None
+                and not before.complete
+                and replaces
+                and attempt == before.attempt
+                and steps >= before.steps
+            )
             settled = before is not None and before.complete and attempt <= before.attempt
             if settled or (before is not None and before.complete and not complete and not waits):
                 verdict = "duplicate"
