@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
+from trajlake.formats.quick_json import DOUBTFUL, quick_loads
 from trajlake.formats.text import Text
 
 Layout = Literal["array", "lines", "values"]
@@ -71,6 +72,9 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 def loads(text: str) -> Any:
     """One JSON value. Raises ValueError, also for nesting deeper than MAX_DEPTH and for a key that is there twice."""
+    value = quick_loads(text, MAX_DEPTH + 1)
+    if value is not DOUBTFUL:
+        return value
     try:
         value = _DECODER.decode(text)
     except RecursionError:
@@ -98,13 +102,26 @@ def layout_of(text: Text) -> Layout:
     return "values" if first.startswith("{") else "lines"
 
 
-def read_rows(text: Text, layout: Layout) -> Iterator[Row | Refused]:
-    """The rows of a file in their order."""
+def read_rows(text: Text, layout: Layout, *, whole: bool = False) -> Iterator[Row | Refused]:
+    """The rows of a file in their order. With `whole` it is tried to read them at once, which is faster and takes the
+    memory of all of them."""
     if layout == "lines":
         return _read_lines(text)
-    if layout == "array":
-        return _read_array(text)
-    return _read_values(text)
+    if whole and (rows := _read_whole(text, layout)) is not None:
+        return rows
+    return _read_array(text) if layout == "array" else _read_values(text)
+
+
+def _read_whole(text: Text, layout: Layout) -> Iterator[Row] | None:
+    """The rows of a file that is one JSON value without anything to object to, else None."""
+    while text.more():
+        pass
+    value = quick_loads(text.buffer[text.position :], MAX_DEPTH + (2 if layout == "array" else 1))
+    if value is DOUBTFUL:
+        return None
+    text.position = len(text.buffer)
+    rows = value if layout == "array" else [value]
+    return (Row(f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def _next_line(text: Text) -> str | None:
@@ -115,6 +132,8 @@ def _next_line(text: Text) -> str | None:
 def _is_container(line: str) -> bool:
     if line[:1] not in {"{", "["} or line[-1:] not in {"}", "]"}:
         return False
+    if quick_loads(line, MAX_DEPTH + 1) is not DOUBTFUL:
+        return True
     try:
         _DECODER.decode(line)
     except json.JSONDecodeError:

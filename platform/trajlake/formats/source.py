@@ -16,6 +16,7 @@ from trajlake.formats.json_rows import Layout, Refused, Row, layout_of, loads, r
 from trajlake.formats.text import Text
 
 _HEAD_BYTES = 64 * 1024
+_WHOLE_BYTES = 32 << 20  # a file up to this size may be in memory with all of its rows
 _FIRST_ROWS = 5  # how many rows are looked at to tell the format
 
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -99,7 +100,7 @@ class Source:
         layout = self.layout
         with self.open() as file:
             text = self._text(file)
-            for row in read_rows(text, layout):
+            for row in read_rows(text, layout, whole=self.size <= _WHOLE_BYTES):
                 self.position = text.bytes_read
                 yield row
             self.position = text.bytes_read

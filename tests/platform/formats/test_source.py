@@ -10,6 +10,7 @@ import pytest
 
 from trajlake.errors import FormatError
 from trajlake.formats import Refused, open_source, text
+from trajlake.formats import source as source_module
 from trajlake.formats.json_rows import MAX_DEPTH, Row
 
 pytestmark = pytest.mark.unit
@@ -47,6 +48,7 @@ def test_rows_do_not_depend_on_where_the_file_is_cut_into_chunks(
     put: Any, name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text, "_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(source_module, "_WHOLE_BYTES", 0)
     assert values(put(LAYOUTS[name])) == ROWS
 
 
@@ -215,6 +217,7 @@ def test_the_hash_is_of_the_bytes(put: Any) -> None:
 
 def test_position_grows_to_the_size_of_the_file(put: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "_CHUNK_BYTES", 16)
+    monkeypatch.setattr(source_module, "_WHOLE_BYTES", 64)
     source = open_source(put([{"n": n} for n in range(20)]))
     positions = [source.position for _ in source.rows()]
     assert positions == sorted(positions)

@@ -1,0 +1,41 @@
+"""JSON read by orjson, which takes a third of the time, where it is beyond doubt what the slow way reads.
+
+orjson keeps the last of two equal keys and makes floats of large whole numbers, silently. Both are found out here from
+the outside; where anything is in doubt, or not JSON, nothing is said, and whoever asked reads it the slow way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+__all__ = ["DOUBTFUL", "quick_loads"]
+
+DOUBTFUL = object()
+"""Not read: it may be JSON or not."""
+
+_WRITER_DEPTH = 254
+"""Levels that orjson writes; one more is an error."""
+_LONG_NUMBER = b"0" * 19
+"""As many digits as the shortest number that may not fit 64 bits."""
+_DIGITS_AS_ZERO = bytes(ord("0") if ord("0") <= byte <= ord("9") else 0 for byte in range(256))
+
+
+def quick_loads(text: str, depth: int) -> Any:
+    """The JSON value that a text is; or DOUBTFUL, always where a key is there twice, it is nested deeper than `depth`
+    levels (up to 254), or the standard library would read anything else of it."""
+    try:
+        data = text.encode()
+        if b"\\u0022" in data or _LONG_NUMBER in data.translate(_DIGITS_AS_ZERO):
+            return DOUBTFUL
+        value = orjson.loads(data)
+        nested = value
+        for _ in range(_WRITER_DEPTH - depth):
+            nested = [nested]
+        written = orjson.dumps(nested)
+    except (ValueError, TypeError):  # orjson's errors are of these, and that of lone surrogates
+        return DOUBTFUL
+    # A quote stands around each text and for each quote in it, here as there. A pair that was dropped had a key, whose
+    # quotes would be missing.
+    return value if data.count(b'"') == written.count(b'"') else DOUBTFUL
