@@ -21,8 +21,11 @@ import pyarrow as pa
 from trajlake.errors import FormatError
 from trajlake.formats.archive import is_archive, open_archive
 from trajlake.formats.base import Format, Record, Refused
+from trajlake.formats.rebuild import Exact
 from trajlake.formats.source import Source
+from trajlake.ingest.arrays import tensor_rows
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
+from trajlake.ingest.values import Row
 
 Array = np.ndarray[Any, Any]
 
@@ -302,6 +305,18 @@ def _episode(
     """`ends`: whether the last step terminated the episode, and whether it was truncated."""
     seen = observations if isinstance(observations, Mapping) else {"observation": observations}
     done = actions if isinstance(actions, Mapping) else {"action": actions}
+    steps = _number_steps(seen, done, rewards)
+    if steps is None:
+        steps = _steps(seen, done, rewards)
+    if steps:
+        steps[-1]["terminated"], steps[-1]["truncated"] = ends
+    end: EndFields = {"terminated": ends[0], "truncated": ends[1]}
+    if rewards is not None:
+        end["reward"] = float(np.sum(rewards, dtype=np.float64))
+    return Record(key, cast(EpisodeFields, dict(begin)), steps, end)
+
+
+def _steps(seen: Mapping[str, Array], done: Mapping[str, Array], rewards: Array | None) -> list[StepFields]:
     count = len(next(iter(done.values())))
     steps: list[StepFields] = []
     for index in range(count):
@@ -311,13 +326,33 @@ def _episode(
             step["reward"] = float(rewards[index])
         steps.append(step)
     if steps:
-        steps[-1]["terminated"], steps[-1]["truncated"] = ends
         final = {f"final_{name}": array[count] for name, array in seen.items()}
         steps[-1]["tensors"] = {**(steps[-1].get("tensors") or {}), **final}
-    end: EndFields = {"terminated": ends[0], "truncated": ends[1]}
+    return steps
+
+
+def _number_steps(
+    seen: Mapping[str, Array], done: Mapping[str, Array], rewards: Array | None
+) -> list[StepFields] | None:
+    """The steps as they are stored, where all arrays hold numbers, which are then checked once an array and not once
+    a step; else None."""
+    if rewards is not None and (rewards.ndim != 1 or rewards.dtype.kind not in "biuf"):
+        return None
+    columns: list[list[Row]] = []
+    for name, array in {**seen, **done}.items():
+        if (rows := tensor_rows(name, array)) is None:
+            return None
+        columns.append(rows)
+    said = {"source": "agent", "terminated": False, "truncated": False}
+    # An observation has one item more than there are actions, and so than there are steps.
+    steps = [Exact(said, tensors=list(tensors)) for tensors in zip(*columns, strict=False)]
     if rewards is not None:
-        end["reward"] = float(np.sum(rewards, dtype=np.float64))
-    return Record(key, cast(EpisodeFields, dict(begin)), steps, end)
+        for step, reward in zip(steps, rewards.tolist(), strict=True):
+            step["reward"] = float(reward)
+    if steps:
+        final = zip(columns, seen, strict=False)
+        steps[-1]["tensors"] += [{**rows[-1], "name": f"final_{name}"} for rows, name in final]
+    return cast(list[StepFields], steps)
 
 
 def _plain(value: Any) -> Any:

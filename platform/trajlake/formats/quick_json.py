@@ -6,6 +6,7 @@ the outside; where anything is in doubt, or not JSON, nothing is said, and whoev
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -17,8 +18,9 @@ DOUBTFUL = object()
 
 _WRITER_DEPTH = 254
 """Levels that orjson writes; one more is an error."""
-_LONG_NUMBER = b"0" * 19
-"""As many digits as the shortest number that may not fit 64 bits."""
+_LONG_INTEGER = b"0" * 19
+"""As many digits as the shortest whole number that may not fit 64 bits."""
+_ZEROS = re.compile(b"0+")
 _DIGITS_AS_ZERO = bytes(ord("0") if ord("0") <= byte <= ord("9") else 0 for byte in range(256))
 
 
@@ -27,7 +29,7 @@ def quick_loads(text: str, depth: int) -> Any:
     levels (up to 254), or the standard library would read anything else of it."""
     try:
         data = text.encode()
-        if b"\\u0022" in data or _LONG_NUMBER in data.translate(_DIGITS_AS_ZERO):
+        if b"\\u0022" in data or _may_hold_long_integer(data):
             return DOUBTFUL
         value = orjson.loads(data)
         nested = value
@@ -39,3 +41,16 @@ def quick_loads(text: str, depth: int) -> Any:
     # A quote stands around each text and for each quote in it, here as there. A pair that was dropped had a key, whose
     # quotes would be missing.
     return value if data.count(b'"') == written.count(b'"') else DOUBTFUL
+
+
+def _may_hold_long_integer(data: bytes) -> bool:
+    """Whether as many digits stand anywhere but behind a point."""
+    zeros = data.translate(_DIGITS_AS_ZERO)
+    start = zeros.find(_LONG_INTEGER)
+    while start >= 0:
+        if data[start - 1 : start] != b".":
+            return True
+        digits = _ZEROS.match(zeros, start)
+        assert digits is not None
+        start = zeros.find(_LONG_INTEGER, digits.end())
+    return False

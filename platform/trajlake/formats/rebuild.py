@@ -197,7 +197,12 @@ def _is_same(one: Any, other: Any) -> bool:
                 return False
         return True
     if kind is list:
-        return len(one) == len(other) and all(map(_is_same, one, other))
+        if len(one) != len(other):
+            return False
+        for value, given in zip(one, other, strict=True):
+            if value is not given and not _is_same(value, given):
+                return False
+        return True
     return bool(one == other)
 
 

@@ -102,7 +102,11 @@ def encode_batch(events: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
 def _encode(events: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
     *keys, rows = list(zip(*events, strict=True))[:6] or [()] * 6
     arrays = [pa.array(values, type=kind) for values, kind in zip(keys, _KEY_TYPES, strict=True)]
+    kinds = set(keys[0])
     for field in list(EVENT_SCHEMA)[len(keys) :]:
+        if field.name not in kinds:
+            arrays.append(pa.nulls(len(rows), field.type))
+            continue
         values = [row if kind == field.name else None for kind, row in zip(keys[0], rows, strict=True)]
         arrays.append(_structs(values, field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=EVENT_SCHEMA)

@@ -425,23 +425,24 @@ def _step_value(name: str, value: Any, leftovers: Row) -> Any:
 
 def row_bytes(row: Row) -> int:
     """About how much memory a row takes: to the byte for what can be large."""
-    return _EVENT_BYTES + sum(_VALUE_BYTES + _value_bytes(value) for value in row.values())
+    size = _EVENT_BYTES + _VALUE_BYTES * len(row)
+    for value in row.values():
+        size += len(value) if type(value) is str else _value_bytes(value)
+    return size
 
 
 def _value_bytes(value: Any) -> int:
     if type(value) is str:
         return len(value)
-    if type(value) is np.ndarray:
-        return value.nbytes
-    size = 0
     if type(value) is list:
+        size = _ROW_BYTES * len(value)
         for item in value:
-            size += _ROW_BYTES
             if type(item) is dict:
                 for part in item.values():
                     if type(part) is str or type(part) is bytes:
                         size += len(part)
-    return size
+        return size
+    return value.nbytes if type(value) is np.ndarray else 0
 
 
 def begin_row(given: Mapping[str, Any]) -> Row:

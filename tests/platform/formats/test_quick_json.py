@@ -86,6 +86,8 @@ def test_its_depth_is_exact(opening: str, inside: str) -> None:
         assert quick_loads(nested(depth + 1), depth) is DOUBTFUL
 
 
-@pytest.mark.parametrize("text", ['{"a": 1}', '[{"b": [0.1, -1e-7, 123456789012345678]}]', '"\\\\ é \\n"', "null"])
+@pytest.mark.parametrize(
+    "text", ['{"a": 1}', '[{"b": [0.1, -1e-7, 0.0035475000000000003, 123456789012345678]}]', '"\\\\ é \\n"', "null"]
+)
 def test_usual_json_takes_the_quick_way(text: str) -> None:
     assert repr(quick_loads(text, MAX_DEPTH)) == repr(json.loads(text))
