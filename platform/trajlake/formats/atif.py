@@ -6,7 +6,6 @@ the calls that it makes and the results that came back. `metrics.prompt_token_id
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from math import isclose
@@ -17,6 +16,7 @@ import numpy as np
 from trajlake.errors import FormatError
 from trajlake.formats.base import Format, Record, any_row, fits_begin, fits_end, fits_step, per_row, write_rows
 from trajlake.formats.messages import arguments, as_object, content_part
+from trajlake.formats.quick_json import own_loads
 from trajlake.formats.rebuild import episode_extra, extra_of
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.read.trajectory import Trajectory, to_array
@@ -254,7 +254,7 @@ def _results(step: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str,
 def _result(result: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
     content = result["content"]
     if kept.get("content_kind") == "object":
-        content = json.loads(content)
+        content = own_loads(content)
     given: dict[str, Any] = {"source_call_id": result["call_id"], "content": content}
     return given | dict(kept.get("rest", {}))
 

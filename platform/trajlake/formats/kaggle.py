@@ -7,12 +7,12 @@ turn act at once, so that a turn is one step: its message is the JSON list of th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, cast
 
 from trajlake.errors import FormatError
 from trajlake.formats.base import Format, Record, any_row, fits_begin, fits_end, per_row, write_rows
+from trajlake.formats.quick_json import own_loads
 from trajlake.formats.rebuild import episode_extra, extra_of
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.ingest.values import json_text
@@ -110,7 +110,7 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
 
 def _turn(step: Mapping[str, Any]) -> list[dict[str, Any]]:
     agents = extra_of(step).get("agents", [])
-    actions = json.loads(step["message"]) if step["message"] else []
+    actions = own_loads(step["message"]) if step["message"] else []
     return [{"action": action} | state for action, state in zip(actions, agents, strict=False)]
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from trajlake.formats.chat import ROLE_OF_SOURCE, call_text
+from trajlake.formats.quick_json import own_loads
 from trajlake.formats.rebuild import Exact, extra_of
 
 
@@ -107,7 +108,7 @@ def content_of(result: Mapping[str, Any], extra: dict[str, Any]) -> Any:
 def _value(text: str) -> Any:
     """The JSON value; the text itself where a source calls text an object that is none."""
     try:
-        return json.loads(text)
+        return own_loads(text)
     except ValueError:
         return text
 

@@ -7,7 +7,6 @@ log-probabilities, and the ids of the whole prompt, which stay beside it as tens
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from trajlake.errors import FormatError
 from trajlake.formats.base import Format, Record, any_row, fits_begin, fits_end, fits_step, per_row, write_rows
 from trajlake.formats.chat import ROLES
 from trajlake.formats.messages import arguments, content_part
+from trajlake.formats.quick_json import own_loads
 from trajlake.formats.rebuild import episode_extra, extra_of
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.read.trajectory import Trajectory, to_array
@@ -190,7 +190,7 @@ def _items(step: Mapping[str, Any], kept: Any) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     is_object = rest.pop("content_kind", None) == "object"
     for result in step["tool_results"] or ():
-        content = json.loads(result["content"]) if is_object else result["content"]
+        content = own_loads(result["content"]) if is_object else result["content"]
         made.append({"type": "function_call_output", "call_id": result["call_id"], "output": content})
     made += [
         {"type": "function_call", "call_id": call["id"], "name": call["name"], "arguments": arguments(call)}

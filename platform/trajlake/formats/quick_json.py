@@ -1,17 +1,18 @@
-"""JSON read by orjson, which takes a third of the time, where it is beyond doubt what the slow way reads.
+"""JSON read by orjson, which takes a third of the time, where it is beyond doubt what the standard library reads.
 
 orjson keeps the last of two equal keys and makes floats of large whole numbers, silently. Both are found out here from
-the outside; where anything is in doubt, or not JSON, nothing is said, and whoever asked reads it the slow way.
+the outside; where anything is in doubt, or not JSON, it is left to the slow way.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import orjson
 
-__all__ = ["DOUBTFUL", "quick_loads"]
+__all__ = ["DOUBTFUL", "own_loads", "quick_loads"]
 
 DOUBTFUL = object()
 """Not read: it may be JSON or not."""
@@ -41,6 +42,18 @@ def quick_loads(text: str, depth: int) -> Any:
     # A quote stands around each text and for each quote in it, here as there. A pair that was dropped had a key, whose
     # quotes would be missing.
     return value if data.count(b'"') == written.count(b'"') else DOUBTFUL
+
+
+def own_loads(text: str) -> Any:
+    """`json.loads`, in less time: for text that a lake holds, of which a key that is there twice is nobody's mistake.
+    Raises ValueError."""
+    try:
+        data = text.encode()
+        if not _may_hold_long_integer(data):
+            return orjson.loads(data)
+    except ValueError:
+        pass
+    return json.loads(text)
 
 
 def _may_hold_long_integer(data: bytes) -> bool:

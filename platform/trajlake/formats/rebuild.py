@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trajlake.errors import FormatError, UsageError
+from trajlake.formats.quick_json import own_loads
 from trajlake.ingest.episode import opening_row, outcome_row, with_tensors
 from trajlake.ingest.values import Row, json_text, step_row
 from trajlake.read.trajectory import Trajectory, restored
@@ -85,7 +86,7 @@ def stored(record: Record) -> Trajectory:
     begin, end = rows.begin, rows.end
     extra = begin.get("extra")
     if "extra" in end:  # the end's keys win, as the compaction merges them
-        extra = json_text({**json.loads(extra or "{}"), **json.loads(end["extra"])})
+        extra = json_text({**own_loads(extra or "{}"), **own_loads(end["extra"])})
     row = {
         **_NO_EPISODE,
         **begin,
@@ -107,7 +108,7 @@ def extended(text: str | None, name: str, value: Any) -> str:
     if not text or text == "{}":
         return more
     if json_text(name) in text:
-        return json_text({**json.loads(text), name: value})
+        return json_text({**own_loads(text), name: value})
     return f"{text[:-1]},{more[1:]}"
 
 
@@ -128,7 +129,7 @@ def _time(value: int | None) -> datetime | None:
 
 def extra_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """The `extra` of an episode's or step's row as a value of its own; empty where there is none."""
-    value = json.loads(row["extra"]) if row.get("extra") else {}
+    value = own_loads(row["extra"]) if row.get("extra") else {}
     return value if isinstance(value, dict) else {}
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trajlake.formats.json_rows import MAX_DEPTH, loads
-from trajlake.formats.quick_json import DOUBTFUL, quick_loads
+from trajlake.formats.quick_json import DOUBTFUL, own_loads, quick_loads
 
 pytestmark = pytest.mark.unit
 
@@ -70,6 +70,19 @@ def test_a_text_is_read_or_refused_as_if_there_were_no_quick_way(text: str) -> N
             loads(text)
     else:
         assert repr(loads(text)) == wanted
+
+
+@given(_TEXTS)
+@example('{"a": 1, "a": 2}')
+@example('{"a": -9223372036854775809}')
+def test_stored_text_is_read_as_the_standard_library_reads_it(text: str) -> None:
+    try:
+        wanted = repr(json.loads(text))
+    except ValueError:
+        with pytest.raises(ValueError):
+            own_loads(text)
+    else:
+        assert repr(own_loads(text)) == wanted
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
