@@ -18,7 +18,7 @@ import numpy as np
 from trajlake.errors import FormatError, UsageError
 from trajlake.formats.base import fits_step
 from trajlake.formats.json_rows import loads
-from trajlake.formats.rebuild import Exact
+from trajlake.formats.rebuild import LONG_TEXT, Exact
 from trajlake.ingest.episode import StepFields
 from trajlake.ingest.values import json_text, tool_calls, tool_results, usual_calls
 
@@ -49,7 +49,6 @@ _UNUSUAL = frozenset(
     | {"tool_calls_as_text", "call_key", "content_kind"}
 )
 """Keys of a message that mean something, or would where they stand in a step's `extra`."""
-_LONG = 100_000_000  # characters: whether a column takes more is for the longer way to say
 _CALL_ORDER = ("id", "function", "type")
 _DTYPE = re.compile(r"[<|=]?[a-zA-Z]+[0-9]*(\[[a-zA-Z0-9]+\])?")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -135,7 +134,7 @@ def _usual(message: Any, is_error: Callable[[str], bool] | None, columns: Set[st
             read = 3
         elif calls is not ...:
             return None
-    if content is not None and len(content) > _LONG:
+    if content is not None and len(content) > LONG_TEXT:
         return None
     if len(message) > read:
         beside = _BESIDE_RESULT if source == "tool" else _BESIDE_CALLS

@@ -24,9 +24,10 @@ from trajlake.formats.base import (
 )
 from trajlake.formats.messages import content_of
 from trajlake.formats.moving import inside, move, text_or_none
-from trajlake.formats.rebuild import episode_extra, extra_of, rebuilt, source_row
+from trajlake.formats.rebuild import LONG_TEXT, Exact, episode_extra, extra_of, rebuilt, source_row
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
+from trajlake.ingest.values import json_text
 from trajlake.read.trajectory import Trajectory
 
 _TURNS = {"actions", "observations"}
@@ -101,17 +102,49 @@ def _steps(rest: dict[str, Any], tool: Any) -> list[StepFields]:
         whole = {name: values for name, values in lists.items() if len(values) == length}
         rest["turn_history"] = {name: value for name, value in history.items() if name not in whole}
         turns = [{name: values[turn] for name, values in whole.items()} for turn in range(length)]
-        return [_step(turn, _IN_LISTS, tool) for turn in turns]
+        return [_usual(turn, _IN_LISTS, tool) or _step(turn, _IN_LISTS, tool) for turn in turns]
     if isinstance(trajectory, list):
         del rest["trajectory"]
         if not all(isinstance(turn, dict) for turn in trajectory):
             raise FormatError("its `trajectory` is not a list of objects")
-        return [_step(turn, _IN_OBJECTS, tool) for turn in trajectory]
+        return [_usual(turn, _IN_OBJECTS, tool) or _step(turn, _IN_OBJECTS, tool) for turn in trajectory]
     raise FormatError("has neither `turn_history` nor `trajectory`")
 
 
 _IN_LISTS = {"action": "actions", "observation": "observations", "reward": "rewards", "thought": "thoughts"}
 _IN_OBJECTS = {"action": "action", "observation": "observation", "reward": "reward", "thought": "thought"}
+
+
+def _usual(turn: dict[str, Any], names: dict[str, str], tool: Any) -> StepFields | None:
+    """The step of a turn as nearly all are, which `_turn` makes again: an action, its observation and a reward, of the
+    types that their columns give back."""
+    rest = turn.copy()
+    action, observation = rest.pop(names["action"], None), rest.get(names["observation"])
+    if type(action) is not str or "content_kind" in rest:
+        return None
+    step = Exact(source="agent")
+    step.source = turn
+    step["tool_calls"] = [{"id": None, "name": tool, "arguments": action, "arguments_kind": "string"}]
+    if observation is not None:
+        if type(observation) is not str or len(observation) + len(action) > LONG_TEXT:
+            return None
+        del rest[names["observation"]]
+        is_valid = rest.pop("valid_action") if type(rest.get("valid_action")) is bool else None
+        is_error = None if is_valid is None else not is_valid
+        step["tool_results"] = [{"call_id": None, "content": observation, "is_error": is_error}]
+    for name, column, kind in (
+        (names["reward"], "reward", float),
+        (names["thought"], "reasoning", str),
+        ("steps", "message", str),
+    ):
+        value = rest.get(name)
+        if type(value) is kind:
+            step[column] = rest.pop(name)
+        elif value is not None:
+            return None
+    if rest:
+        step["extra"] = json_text(rest)
+    return cast(StepFields, step)
 
 
 def _step(turn: dict[str, Any], names: dict[str, str], tool: Any) -> StepFields:
@@ -174,6 +207,8 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _turn(step: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    if type(step) is Exact:
+        return step.source  # type: ignore[no-any-return]
     extra = extra_of(step)
     turn: dict[str, Any] = {}
     if step["tool_calls"]:

@@ -7,12 +7,15 @@ way, or round, is copied: the column serves readers, and `extra` the way back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from trajlake.formats.base import fits_time
 from trajlake.formats.rebuild import same
 from trajlake.ingest.values import microseconds
+
+_EPOCH = datetime(1970, 1, 1)
+_LATEST = 10**17
 
 Fits = Callable[[str, Any], bool]
 
@@ -26,7 +29,7 @@ def move(rest: dict[str, Any], name: str, into: dict[str, Any], column: str, fit
 def move_time(rest: dict[str, Any], name: str, into: dict[str, Any], column: str) -> None:
     """As `move`, for ISO 8601 text or seconds since 1970; a time that `time_like` does not spell again is copied."""
     value = rest.get(name)
-    if value is None or not fits_time(value) or not 0 <= (exact := microseconds(value)) < 10**17:
+    if value is None or not fits_time(value) or not 0 <= (exact := microseconds(value)) < _LATEST:
         return
     into[column] = value
     if (isinstance(value, str) and _text(exact) == value) or (isinstance(value, float) and exact / 1e6 == value):
@@ -38,8 +41,22 @@ def time_text(time: datetime) -> str:
     return time.replace(tzinfo=None).isoformat()
 
 
+def usual_time(value: Any) -> int | None:
+    """Microseconds since 1970 of a time that `move_time` moves because `time_text` spells it again; of any other value
+    None."""
+    try:
+        time = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return None
+    if time.tzinfo is not None or time < _EPOCH or time.isoformat() != value:
+        return None
+    since = time - _EPOCH
+    exact = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return exact if exact < _LATEST else None
+
+
 def _text(time: int) -> str:
-    return time_text(datetime.fromtimestamp(time // 1_000_000).replace(microsecond=time % 1_000_000))
+    return time_text(datetime.fromtimestamp(time // 1_000_000, UTC).replace(microsecond=time % 1_000_000))
 
 
 def inside(value: Any, *path: str) -> Any:

@@ -24,16 +24,27 @@ from trajlake.formats.base import (
     write_groups,
 )
 from trajlake.formats.messages import arguments
-from trajlake.formats.moving import inside, move, move_time, text_or_none, time_text, with_repeats, without_repeats
-from trajlake.formats.rebuild import episode_extra, extra_of, rebuilt, source_row
+from trajlake.formats.moving import (
+    inside,
+    move,
+    move_time,
+    text_or_none,
+    time_text,
+    usual_time,
+    with_repeats,
+    without_repeats,
+)
+from trajlake.formats.rebuild import LONG_TEXT, Exact, episode_extra, extra_of, rebuilt, source_row
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
+from trajlake.ingest.values import json_text
 from trajlake.read.trajectory import Trajectory
 
 _SOURCES = {"system": "system", "user": "user", "assistant": "agent", "tool": "tool"}
 _ROLES = {source: role for role, source in _SOURCES.items()}
 _TOLERANCE = 1e-6
 _JUDGED = {"NL_ASSERTION"}
+_LARGE = 2**63  # for a column of whole numbers
 _TASK = "task"  # in an episode's `extra`: its task, out of the file's list
 
 
@@ -115,7 +126,7 @@ def _record(simulation: Any, key: str, said: Mapping[str, Any], tasks: Mapping[s
     steps = []
     for index, message in enumerate(messages):
         try:
-            steps.append(_step(message, index))
+            steps.append(_usual(message, index) or _step(message, index))
         except FormatError as error:
             raise FormatError(f"message {index + 1}: {error}") from error
     begin: dict[str, Any] = dict(said)
@@ -166,6 +177,82 @@ def _put_rewards(rest: dict[str, Any], end: dict[str, Any]) -> None:
             for name, value in parts.items()
         ]
         del info["reward_breakdown"]
+
+
+def _usual(message: Any, index: int) -> StepFields | None:
+    """The step of a message as nearly all are, which `_message` makes again: what it always writes is there, and of
+    the type that its column gives back."""
+    if type(message) is not dict or message.get("turn_idx") != index or type(message["turn_idx"]) is not int:
+        return None
+    role, content, rest = message.get("role"), message.get("content"), message.copy()
+    del rest["turn_idx"]
+    if type(role) is not str or role not in _SOURCES or rest.keys() & {"tool_results", "extra"}:
+        return None
+    del rest["role"]
+    step = Exact(source=_SOURCES[role])
+    step.source = message
+    if "timestamp" in rest:
+        step["timestamp"] = usual_time(rest.pop("timestamp"))
+        if step["timestamp"] is None:
+            return None
+    if role == "tool":
+        call_id, is_error = rest.pop("id", None), rest.pop("error", None)
+        if type(content) is not str or type(call_id) is not str or type(is_error) is not bool:
+            return None
+        if len(content) > LONG_TEXT:
+            return None
+        del rest["content"]
+        step["tool_results"] = [{"call_id": call_id, "content": content, "is_error": is_error}]
+    elif not _put_usual_utterance(rest, step, role):
+        return None
+    if rest:
+        step["extra"] = json_text(rest)
+    return cast(StepFields, step)
+
+
+def _put_usual_utterance(rest: dict[str, Any], step: Exact, role: str) -> bool:
+    """Whether it is as usual; both dicts are changed."""
+    if not {"content", "tool_calls", "cost"} <= rest.keys() or rest.get("errors"):
+        return False
+    for name, column, kind in (("content", "message", str), ("reasoning", "reasoning", str), ("cost", "cost_usd", float)):
+        value = rest.get(name)
+        if type(value) is kind and not (kind is str and len(value) > LONG_TEXT):
+            step[column] = rest.pop(name)
+        elif value is not None:
+            return False
+    calls = rest["tool_calls"]
+    if calls is not None:
+        if type(calls) is not list or (rows := _usual_calls(calls, role)) is None:
+            return False
+        step["tool_calls"] = rows
+        del rest["tool_calls"]
+    usage, raw = rest.get("usage"), rest.get("raw_data")
+    if type(usage) is dict:
+        rest["usage"] = usage = usage.copy()
+        for name in ("prompt_tokens", "completion_tokens"):
+            value = usage.get(name)
+            if type(value) is int and abs(value) < _LARGE:
+                step[name] = usage.pop(name)
+            elif value is not None:
+                return False
+    if type(raw) is dict and type(answer := raw.get("message")) is dict:
+        said = _said(step["message"], calls)
+        if not said.keys() <= answer.keys():
+            return False
+        rest["raw_data"] = {**raw, "message": without_repeats(answer, said)}
+    return True
+
+
+def _usual_calls(calls: list[Any], role: str) -> list[dict[str, Any]] | None:
+    rows = []
+    for call in calls:
+        if type(call) is not dict or len(call) != 4 or call.get("requestor") != role:
+            return None
+        call_id, name, given = call.get("id"), call.get("name"), call.get("arguments")
+        if type(call_id) is not str or type(name) is not str or type(given) is not dict:
+            return None
+        rows.append({"id": call_id, "name": name, "arguments": json_text(given), "arguments_kind": "object"})
+    return rows
 
 
 def _step(message: Any, index: int) -> StepFields:
@@ -259,6 +346,8 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _message(step: dict[str, Any]) -> dict[str, Any]:
+    if type(step) is Exact:
+        return step.source  # type: ignore[no-any-return]
     extra = extra_of(step)
     role = _ROLES.get(step["source"], "assistant")
     message: dict[str, Any] = {"role": role, "turn_idx": step["step_index"]}

@@ -427,7 +427,10 @@ def row_bytes(row: Row) -> int:
     """About how much memory a row takes: to the byte for what can be large."""
     size = _EVENT_BYTES + _VALUE_BYTES * len(row)
     for value in row.values():
-        size += len(value) if type(value) is str else _value_bytes(value)
+        if type(value) is str:
+            size += len(value)
+        elif type(value) is list or type(value) is np.ndarray:
+            size += _value_bytes(value)
     return size
 
 
