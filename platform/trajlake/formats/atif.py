@@ -17,8 +17,9 @@ from trajlake.errors import FormatError
 from trajlake.formats.base import Format, Record, any_row, fits_begin, fits_end, fits_step, per_row, write_rows
 from trajlake.formats.messages import arguments, as_object, content_part
 from trajlake.formats.quick_json import own_loads
-from trajlake.formats.rebuild import episode_extra, extra_of
+from trajlake.formats.rebuild import LONG_TEXT, Exact, episode_extra, extra_of
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
+from trajlake.ingest.values import json_text
 from trajlake.read.trajectory import Trajectory, to_array
 
 _VERSION = re.compile(r"ATIF-v1\.\d+")
@@ -47,6 +48,13 @@ _STEP = frozenset(
     {"step_id", "timestamp", "message", "observation", "metrics", "reasoning_effort", "llm_call_count", "extra"}
     | _COLUMNS.keys()
 )
+_USUAL = (_STEP | {"source", "tool_calls"}) - {"timestamp"}
+_SIMPLE = {
+    "model_name": ("model", str), "reasoning_content": ("reasoning", str),
+    "is_copied_context": ("is_copied_context", bool),
+}  # fmt: skip
+_COUNTS = {"prompt_tokens": int, "completion_tokens": int, "cached_tokens": int, "cost_usd": float}
+_LARGE = 2**63  # for a column of whole numbers
 _OUTCOME = ("task_id", "reward", "success")
 """What ATIF has no place for, and others have."""
 _NEWEST = "ATIF-v1.7"
@@ -71,7 +79,7 @@ def _record(value: Any, key: str) -> Record:
     steps = []
     for number, step in enumerate(rest.pop("steps"), 1):
         try:
-            steps.append(_step(step, number))
+            steps.append(_usual(step, number) or _step(step, number))
         except FormatError as error:
             raise FormatError(f"step {number}: {error}") from error
     begin: dict[str, Any] = {"task_family": None}
@@ -99,6 +107,76 @@ def _contradictions(totals: Any, steps: list[StepFields]) -> list[str]:
         if given and said is not None and fits_end("reward", said) and not isclose(said, sum(given), rel_tol=1e-6):
             found.append(f"{name} is {said}, the steps' sum is {sum(given)}")
     return [f"final_metrics contradict the steps: {', '.join(found)}"] if found else []
+
+
+def _usual(given: Any, number: int) -> StepFields | None:
+    """The step of one as nearly all are, which `_given` makes again: its keys are ATIF's, and what has a column is of
+    the type that this gives back."""
+    if type(given) is not dict or not given.keys() <= _USUAL or type(given.get("message")) is not str:
+        return None
+    source, rest = given.get("source"), given.copy()
+    if source not in ("system", "user", "agent") or type(given.get("step_id")) is not int:
+        return None
+    if given["step_id"] != number or len(given["message"]) > LONG_TEXT:
+        return None
+    del rest["source"], rest["step_id"]
+    step = Exact(source=source, message=rest.pop("message"))
+    step.source = given
+    for name, (column, kind) in _SIMPLE.items():
+        value = rest.get(name)
+        if type(value) is kind:
+            step[column] = rest.pop(name)
+        elif value is not None:
+            return None
+    if "tool_calls" in rest:
+        calls = _usual_calls(rest.pop("tool_calls"))
+        if calls is None:
+            return None
+        step["tool_calls"] = calls
+    if "observation" in rest:
+        results = _usual_results(rest["observation"])
+        if results is None:
+            return None
+        step["tool_results"] = results
+        rest["observation"] = {name: item for name, item in rest["observation"].items() if name != "results"}
+    if "metrics" in rest:
+        metrics = rest["metrics"]
+        if type(metrics) is not dict or source != "agent" or not metrics.keys() <= _COUNTS.keys():
+            return None
+        if any(type(value) is not _COUNTS[name] for name, value in metrics.items()):
+            return None
+        if any(abs(value) >= _LARGE for value in metrics.values()):
+            return None
+        step.update({_METRICS[name]: value for name, value in metrics.items()})
+        rest["metrics"] = {}
+    if rest:
+        step["extra"] = json_text(rest)
+    return cast(StepFields, step)
+
+
+def _usual_calls(calls: Any) -> list[dict[str, Any]] | None:
+    rows = []
+    for call in calls if type(calls) is list else [None]:
+        if type(call) is not dict or len(call) != 3:
+            return None
+        call_id, name, given = call.get("tool_call_id"), call.get("function_name"), call.get("arguments")
+        if type(call_id) is not str or type(name) is not str or type(given) is not dict:
+            return None
+        rows.append({"id": call_id, "name": name, "arguments": json_text(given), "arguments_kind": "object"})
+    return rows
+
+
+def _usual_results(observation: Any) -> list[dict[str, Any]] | None:
+    results = observation.get("results") if type(observation) is dict else None
+    rows = []
+    for result in results if type(results) is list else [None]:
+        if type(result) is not dict or len(result) != 2:
+            return None
+        call_id, content = result.get("source_call_id"), result.get("content")
+        if type(call_id) is not str or type(content) is not str or len(content) > LONG_TEXT:
+            return None
+        rows.append({"call_id": call_id, "content": content, "is_error": None})
+    return rows
 
 
 def _step(given: Any, number: int) -> StepFields:
@@ -190,7 +268,9 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     for step in trajectory.steps:
         # Elsewhere a tool's answer is a step of its own; here it stands with the call.
-        if step["source"] == "tool" and (caller := _caller(step, steps)) is not None:
+        if type(step) is Exact:
+            steps.append(step.source)
+        elif step["source"] == "tool" and (caller := _caller(step, steps)) is not None:
             caller.setdefault("observation", {}).setdefault("results", []).extend(_results(step, {}))
         else:
             steps.append(_given(step, len(steps) + 1))

@@ -13,7 +13,7 @@ from typing import Any, cast
 from trajlake.errors import FormatError
 from trajlake.formats.base import Format, Record, any_row, fits_begin, fits_end, per_row, write_rows
 from trajlake.formats.quick_json import own_loads
-from trajlake.formats.rebuild import episode_extra, extra_of
+from trajlake.formats.rebuild import LONG_TEXT, Exact, episode_extra, extra_of
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.ingest.values import json_text
 from trajlake.read.trajectory import Trajectory
@@ -42,7 +42,7 @@ def _record(value: Any, key: str) -> Record:
         raise FormatError("not a replay: an object with `steps`, one list of agents' states a turn")
     rest = dict(value)
     turns = rest.pop("steps")
-    steps = [_step(turn, number) for number, turn in enumerate(turns)]
+    steps = [_usual(turn, number) or _step(turn, number) for number, turn in enumerate(turns)]
     begin: dict[str, Any] = {"task_family": "kaggle-environments"}
     for name, column in (("name", "env_name"), ("version", "env_version")):
         if rest.get(name) is not None and fits_begin(column, rest[name]):
@@ -56,6 +56,19 @@ def _record(value: Any, key: str) -> Record:
         steps[-1]["terminated"] = True
     begin["extra"] = rest
     return Record(key, cast(EpisodeFields, begin), steps, end)
+
+
+def _usual(turn: Any, number: int) -> StepFields | None:
+    """The step of a turn as `_step` gives it, stored; `_turn` makes any turn again."""
+    if not _is_turn(turn):
+        return None
+    step = Exact(source="agent" if number else "environment", message=json_text([state["action"] for state in turn]))
+    step.source = turn
+    agents = [{name: item for name, item in state.items() if name != "action"} for state in turn]
+    step["extra"] = json_text({"agents": agents})
+    if len(turn) == 1 and _is_number(turn[0].get("reward")):
+        step["reward"] = float(turn[0]["reward"])
+    return cast(StepFields, step) if len(step["message"]) <= LONG_TEXT else None
 
 
 def _step(turn: Any, number: int) -> StepFields:
@@ -109,6 +122,8 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _turn(step: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if type(step) is Exact:
+        return step.source  # type: ignore[no-any-return]
     agents = extra_of(step).get("agents", [])
     actions = own_loads(step["message"]) if step["message"] else []
     return [{"action": action} | state for action, state in zip(actions, agents, strict=False)]

@@ -17,8 +17,9 @@ from trajlake.formats.base import Format, Record, any_row, fits_begin, fits_end,
 from trajlake.formats.chat import ROLES
 from trajlake.formats.messages import arguments, content_part
 from trajlake.formats.quick_json import own_loads
-from trajlake.formats.rebuild import episode_extra, extra_of
+from trajlake.formats.rebuild import LONG_TEXT, Exact, episode_extra, extra_of
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
+from trajlake.ingest.values import content_parts, json_text, usual_calls
 from trajlake.read.trajectory import Trajectory, to_array
 
 _REQUEST, _RESPONSE = "responses_create_params", "response"
@@ -26,6 +27,8 @@ _IDS = {"_ng_task_index": "task_id", "_ng_rollout_index": "trial"}
 _TOKENS = {"generation_token_ids": "token_ids", "generation_log_probs": "logprobs"}
 _USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}
 _PROMPT_IDS = "prompt_token_ids"
+_CALL = ("name", "arguments")
+_UNUSUAL = {*_TOKENS, _PROMPT_IDS, "content_kind"}
 
 
 def _is_row(value: Any) -> bool:
@@ -85,10 +88,57 @@ def _steps(items: Any, what: str) -> list[StepFields]:
     steps = []
     for number, item in enumerate(items, 1):
         try:
-            steps.append(_step(item, what))
+            steps.append(_usual(item, what) or _step(item, what))
         except FormatError as error:
             raise FormatError(f"{what} item {number}: {error}") from error
     return steps
+
+
+def _usual(item: Any, what: str) -> StepFields | None:
+    """The step of an item as nearly all are, which `_items` makes again: a message, a call or what came of one, of the
+    types that their columns give back."""
+    if type(item) is not dict or not _UNUSUAL.isdisjoint(item):
+        return None
+    rest, step = item.copy(), Exact()
+    step.source = item
+    kind = item.get("type")
+    if kind == "message":
+        role, content = item.get("role"), rest.pop("content", None)
+        if type(role) is not str or role not in ROLES:
+            return None
+        step["source"], rest["role"] = ROLES[role], rest.pop("role")
+        if type(content) is str:
+            step["message"] = content
+        elif type(content) is not list or not all(map(_is_usual_part, content)):
+            return None
+        else:
+            step["content_parts"] = content_parts(content)
+            content = ""
+        size = len(content)
+    elif kind == "function_call_output":
+        call_id, content = rest.pop("call_id", None), rest.pop("output", None)
+        if type(call_id) is not str or type(content) is not str:
+            return None
+        step["source"], size = "tool", len(content)
+        step["tool_results"] = [{"call_id": call_id, "content": content, "is_error": None}]
+    elif kind == "function_call":
+        calls = usual_calls([{"id": rest.pop("call_id", None), **{name: rest.pop(name, None) for name in _CALL}}])
+        if calls is None or None in calls[0][0].values():
+            return None
+        step["source"], size = "agent", calls[1]
+        step["tool_calls"] = calls[0]
+    else:
+        return None
+    step["extra"] = json_text({what: rest})
+    return cast(StepFields, step) if size <= LONG_TEXT else None
+
+
+def _is_usual_part(part: Any) -> bool:
+    return (
+        type(part) is dict
+        and "data" not in part
+        and all(type(part.get(name, "")) is str for name in ("type", "text", "media_type", "uri"))
+    )
 
 
 def _step(item: Any, what: str) -> StepFields:
@@ -120,9 +170,7 @@ def _step(item: Any, what: str) -> StepFields:
     else:
         step["source"] = "agent"
         if kind == "function_call":
-            step["tool_calls"] = [
-                {"id": rest.pop("call_id", None), **{name: rest.pop(name, None) for name in ("name", "arguments")}}
-            ]
+            step["tool_calls"] = [{"id": rest.pop("call_id", None), **{name: rest.pop(name, None) for name in _CALL}}]
         elif kind == "reasoning":
             step["reasoning"] = "\n".join(_texts(rest.get("summary")) or _texts(rest.get("content"))) or None
     step["extra"] = {what: rest}
@@ -164,6 +212,10 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
     items: dict[str, list[Any]] = {"input": [], "output": []}
     started = False
     for step in trajectory.steps:
+        if type(step) is Exact:
+            started = started or step["source"] == "agent"
+            items["input" if step["extra"].startswith('{"input":') else "output"].append(step.source)
+            continue
         kept = extra_of(step)
         if kept.get("input") == "text":
             items["input"] = step["message"]

@@ -71,12 +71,12 @@ def rows_of(record: Record) -> Rows:
     said: dict[str, bool | None] = {"terminated": None, "truncated": None}
     for number, step in enumerate(record.steps, 1):
         if type(step) is Exact:
-            steps.append(step)
-            continue
-        try:
-            row = step_row(with_tensors(step.copy()))
-        except UsageError as error:
-            raise UsageError(f"step {number}: {error}") from error
+            row: Row = step
+        else:
+            try:
+                row = step_row(with_tensors(step.copy()))
+            except UsageError as error:
+                raise UsageError(f"step {number}: {error}") from error
         steps.append(row)
         if "terminated" in row or "truncated" in row:
             said |= {name: row[name] for name in said if row.get(name) is not None}

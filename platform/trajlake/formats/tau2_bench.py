@@ -214,9 +214,15 @@ def _put_usual_utterance(rest: dict[str, Any], step: Exact, role: str) -> bool:
     """Whether it is as usual; both dicts are changed."""
     if not {"content", "tool_calls", "cost"} <= rest.keys() or rest.get("errors"):
         return False
-    for name, column, kind in (("content", "message", str), ("reasoning", "reasoning", str), ("cost", "cost_usd", float)):
+    for name, column, kind in (
+        ("content", "message", str),
+        ("reasoning", "reasoning", str),
+        ("cost", "cost_usd", float),
+    ):
         value = rest.get(name)
-        if type(value) is kind and not (kind is str and len(value) > LONG_TEXT):
+        if type(value) is str and len(value) > LONG_TEXT:
+            return False
+        if type(value) is kind:
             step[column] = rest.pop(name)
         elif value is not None:
             return False
