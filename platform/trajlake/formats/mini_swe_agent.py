@@ -8,6 +8,7 @@ SWE-bench evaluation reports (`resolved_ids`) are refused, and read by trajlake.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any, cast
 
 from trajlake.errors import FormatError, NoTrajectories
@@ -15,7 +16,7 @@ from trajlake.formats.base import Format, Record, Refused, any_row, fits_begin, 
 from trajlake.formats.json_rows import loads
 from trajlake.formats.messages import arguments
 from trajlake.formats.moving import inside, move, move_time, text_or_none, with_repeats, without_repeats
-from trajlake.formats.rebuild import episode_extra, extra_of
+from trajlake.formats.rebuild import Exact, episode_extra, exact, extra_of, same
 from trajlake.formats.source import Source
 from trajlake.formats.swe_bench import is_report
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
@@ -74,7 +75,8 @@ def _record(value: Any, key: str) -> Record:
     steps = []
     for number, message in enumerate(messages, 1):
         try:
-            steps.append(_step(message))
+            step = _step(message)
+            steps.append(exact(step, message) if _is_usual(message) else step)
         except FormatError as error:
             raise FormatError(f"message {number}: {error}") from error
     begin: dict[str, Any] = {"agent_name": "mini-swe-agent"}
@@ -128,6 +130,38 @@ def _step(message: Any) -> StepFields:
     return cast(StepFields, step)
 
 
+def _is_usual(message: dict[str, Any]) -> bool:
+    """Whether `_message` makes the message again whatever else it holds: what it always writes is there, and what has
+    a column is of the type that this gives back."""
+    role, content, calls = message["role"], message.get("content"), message.get("tool_calls")
+    extra = message.get("extra")
+    if role != _ROLES[_SOURCES[role]]:
+        return False
+    if type(extra) is dict:
+        if _BUILT in extra or type(extra.get("timestamp", 0.0)) is not float or type(extra.get("cost")) is int:
+            return False
+        response = extra.get("response")
+        if type(response) is dict and _is_answer(response):
+            answer = response["choices"][0]["message"]
+            if role == "tool" or not _said(message).keys() <= answer.keys():
+                return False
+    if role == "tool":
+        return type(content) is str and type(message.get("tool_call_id")) is str
+    return calls is None or (type(calls) is list and all(map(_is_usual_call, calls, count())))
+
+
+def _is_usual_call(call: Any, position: int) -> bool:
+    if type(call) is not dict or len(call) != 4 or type(call.get("index")) is not int or call["index"] != position:
+        return False
+    function = call.get("function")
+    return (
+        type(function) is dict
+        and function.keys() == {"name", "arguments"}
+        and call.get("type") == "function"
+        and all(type(text) is str for text in (call.get("id"), *function.values()))
+    )
+
+
 def _put_result(rest: dict[str, Any], step: dict[str, Any]) -> None:
     result: dict[str, Any] = {}
     for name, column in (("tool_call_id", "call_id"), ("content", "content")):
@@ -169,7 +203,7 @@ def _put_calls(rest: dict[str, Any], step: dict[str, Any]) -> None:
 def _put_answer(extra: dict[str, Any], step: dict[str, Any], message: dict[str, Any]) -> None:
     """The model's answer as its API gave it, without what it repeats of the message."""
     built = []
-    if "actions" in extra and (actions := _actions(message.get("tool_calls"))) and actions == extra["actions"]:
+    if "actions" in extra and (actions := _actions(message.get("tool_calls"))) and same(actions, extra["actions"]):
         del extra["actions"]
         built.append("actions")
     if isinstance(response := extra.get("response"), dict):
@@ -224,6 +258,8 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _message(step: dict[str, Any]) -> dict[str, Any]:
+    if type(step) is Exact:
+        return step.source  # type: ignore[no-any-return]
     rest = extra_of(step)
     message: dict[str, Any] = {"role": rest.pop("role", _ROLES[step["source"]])}
     if step["source"] == "tool" and step["tool_results"]:

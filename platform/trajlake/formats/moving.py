@@ -29,6 +29,9 @@ def move(rest: dict[str, Any], name: str, into: dict[str, Any], column: str, fit
 def move_time(rest: dict[str, Any], name: str, into: dict[str, Any], column: str) -> None:
     """As `move`, for ISO 8601 text or seconds since 1970; a time that `time_like` does not spell again is copied."""
     value = rest.get(name)
+    if usual_time(value) is not None:
+        into[column] = rest.pop(name)
+        return
     if value is None or not fits_time(value) or not 0 <= (exact := microseconds(value)) < _LATEST:
         return
     into[column] = value
@@ -62,7 +65,7 @@ def _text(time: int) -> str:
 def inside(value: Any, *path: str) -> Any:
     """What is at a path of keys, or None."""
     for name in path:
-        if not isinstance(value, Mapping):
+        if type(value) is not dict and not isinstance(value, Mapping):
             return None
         value = value.get(name)
     return value

@@ -15,8 +15,17 @@ from trajlake.errors import FormatError
 from trajlake.formats import openhands_v1
 from trajlake.formats.base import Format, Record, Refused, Row, fits_begin, fits_step, from_row, write_rows
 from trajlake.formats.messages import arguments, content_of
-from trajlake.formats.moving import inside, move, move_time, text_or_none, time_text, with_repeats, without_repeats
-from trajlake.formats.rebuild import episode_extra, extra_of, same, source_row
+from trajlake.formats.moving import (
+    inside,
+    move,
+    move_time,
+    text_or_none,
+    time_text,
+    usual_time,
+    with_repeats,
+    without_repeats,
+)
+from trajlake.formats.rebuild import Exact, episode_extra, exact, extra_of, same, source_row
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.read.trajectory import Trajectory
@@ -95,7 +104,7 @@ def _flattened(history: Sequence[Any]) -> Iterator[Any]:
 def _record(value: Any, key: str) -> Record:
     if isinstance(value, list):
         steps = _steps(value)
-        times = [step.get("timestamp") for step in (steps[:1] + steps[-1:])] or [None]
+        times = [_time(step) for step in (steps[:1] + steps[-1:])] or [None]
         return Record(
             key, {"agent_name": "OpenHands"}, steps, _ending(steps, None), times[0], times[-1], {"events": True}
         )
@@ -137,8 +146,13 @@ def _record(value: Any, key: str) -> Record:
     _put_success(rest, end)
     if rest:
         begin["extra"] = rest
-    started, ended = (steps[0].get("timestamp"), steps[-1].get("timestamp")) if steps else (None, None)
+    started, ended = (_time(steps[0]), _time(steps[-1])) if steps else (None, None)
     return Record(key, cast(EpisodeFields, begin), steps, end, started, ended, source)
+
+
+def _time(step: StepFields) -> Any:
+    """The time of a step as its event says it."""
+    return step.source.get("timestamp") if type(step) is Exact else step.get("timestamp")
 
 
 def _first_said(steps: Sequence[Mapping[str, Any]]) -> Any:
@@ -184,8 +198,28 @@ def _steps(events: Sequence[Any]) -> list[StepFields]:
             continue
         if not isinstance(event.get("action"), str) and not isinstance(event.get("observation"), str):
             raise FormatError(f"event {number}: neither an action nor an observation")
-        steps.append(_step(event, calls))
+        step = _step(event, calls)
+        steps.append(exact(step, event) if _is_usual(event) else step)
     return steps
+
+
+def _is_usual(event: dict[str, Any]) -> bool:
+    """Whether `_event` makes the event again whatever else it holds: what it always writes is there, what has a column
+    is of the type that this gives back, and what tells one generation from the other is of one."""
+    has_time, has_message = "timestamp" in event, "message" in event
+    if has_time and usual_time(event["timestamp"]) is None:
+        return False
+    if ("source" in event) != (has_time or has_message) or "content_kind" in event:
+        return False
+    metadata = event.get(_METADATA)
+    if metadata is not None and type(metadata) is not dict:
+        return False
+    if type(event.get("action")) is not str:
+        return type(event.get("content")) is str and "action" not in event
+    _, answer = _answer(metadata)
+    if answer is not None and not _said({}).keys() <= answer.keys():
+        return False
+    return event["action"] in _SAID or (type(event.get("args")) is dict) == (has_message or "id" in event)
 
 
 def _step(event: dict[str, Any], calls: dict[str, Any]) -> StepFields:
@@ -219,13 +253,21 @@ def _said(step: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": step.get("message")}
 
 
+def _answer(metadata: Any) -> tuple[Any, dict[str, Any] | None]:
+    """The model's one answer in a call's metadata, and its message; None where there is none."""
+    choices = inside(metadata, "model_response", "choices")
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(inside(choices[0], "message"), dict):
+        return None, None
+    return choices[0], choices[0]["message"]
+
+
 def _with_message(metadata: Any, change: Callable[[Any], Any]) -> Any:
     """A call's metadata with the message of the model's one answer changed; as it is where there is none."""
-    response = inside(metadata, "model_response")
-    choices = inside(response, "choices")
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(inside(choices[0], "message"), dict):
+    answer, message = _answer(metadata)
+    if message is None:
         return metadata
-    choice = {**choices[0], "message": change(choices[0]["message"])}
+    response = metadata["model_response"]
+    choice = {**answer, "message": change(message)}
     return {**metadata, "model_response": {**response, "choices": [choice]}}
 
 
@@ -330,6 +372,12 @@ def _rebuild(trajectory: Trajectory) -> Any:
 
 
 def _event(step: Mapping[str, Any], calls: dict[str, Any]) -> dict[str, Any]:
+    if type(step) is Exact:
+        known: dict[str, Any] = step.source
+        call_id = inside(known, _METADATA, "tool_call_id")
+        if isinstance(call_id, str) and "action" in known:
+            calls[call_id] = known[_METADATA]
+        return known
     rest = extra_of(step)
     if openhands_v1.is_event(rest):
         return openhands_v1.event_of(step)

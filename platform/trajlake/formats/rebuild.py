@@ -12,13 +12,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from trajlake.errors import FormatError, UsageError
 from trajlake.formats.quick_json import own_loads
-from trajlake.ingest.episode import opening_row, outcome_row, with_tensors
+from trajlake.ingest.episode import StepFields, opening_row, outcome_row, with_tensors
 from trajlake.ingest.values import Row, json_text, step_row
 from trajlake.read.trajectory import Trajectory, restored
 from trajlake_schemas import EPISODES, STEPS
@@ -46,13 +46,24 @@ Patch = list[list[Any]]
 
 class Exact(dict[str, Any]):
     """A step that is in the form in which it is stored, and of which the format makes its source again without a
-    difference: `source`, which need not be proved then. What it does not hold is null."""
+    difference: `source`, which need not be proved then, and which its `rebuild` takes as it is. What it does not hold
+    is null."""
 
     __slots__ = ("source",)
     source: Any
 
     def __missing__(self, name: str) -> None:
         return None
+
+
+def exact(step: StepFields, source: Any) -> StepFields:
+    """The step as an Exact one, which must be true of it; as it is where a column does not take its value."""
+    try:
+        row = Exact(step_row(with_tensors(step.copy())))
+    except UsageError:
+        return step  # `rows_of` says so
+    row.source = source
+    return cast("StepFields", row)
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,10 @@ def rows_of(record: Record) -> Rows:
 
 def stored(record: Record) -> Trajectory:
     """What a lake gives back of this record, without ids. Raises UsageError as `Record.rows`."""
+    return _given_back(record, _read_back)
+
+
+def _given_back(record: Record, read_back: Callable[[Row, int], dict[str, Any]]) -> Trajectory:
     rows = record.rows
     begin, end = rows.begin, rows.end
     extra = begin.get("extra")
@@ -102,7 +117,7 @@ def stored(record: Record) -> Trajectory:
     del row["occurred_at"]
     if "restore" in begin and "restore" in end:
         row["restore"] = json.dumps({**json.loads(begin["restore"]), **json.loads(end["restore"])})
-    return Trajectory(restored(row), [_read_back(step, index) for index, step in enumerate(rows.steps)])
+    return Trajectory(restored(row), [read_back(step, index) for index, step in enumerate(rows.steps)])
 
 
 def extended(text: str | None, name: str, value: Any) -> str:
@@ -117,13 +132,16 @@ def extended(text: str | None, name: str, value: Any) -> str:
 
 def _read_back(row: Row, index: int) -> dict[str, Any]:
     """A step as a reader of the tables gets it."""
-    if type(row) is Exact:
-        return row
     step = {**_NO_STEP, **row, "step_index": index}
     for name in _NOT_PLAIN & row.keys():
         value = row[name]
         step[name] = value.tolist() if isinstance(value, np.ndarray) else _time(value)
     return step
+
+
+def _to_prove(row: Row, index: int) -> dict[str, Any]:
+    """As `_read_back`, but for what is proved already."""
+    return row if type(row) is Exact else _read_back(row, index)
 
 
 def _time(value: int | None) -> datetime | None:
@@ -151,7 +169,7 @@ def episode_extra(trajectory: Trajectory) -> dict[str, Any]:
 
 def missing(value: Any, record: Record, rebuild: Callable[[Trajectory], Any]) -> Patch:
     """What `rebuild` does not make again of the source's value. Raises UsageError as `stored` does."""
-    return difference(value, rebuild(stored(record)))
+    return difference(value, rebuild(_given_back(record, _to_prove)))
 
 
 def rebuilt(trajectory: Trajectory, rebuild: Callable[[Trajectory], Any]) -> Any:
@@ -182,8 +200,6 @@ def difference(wanted: Any, given: Any) -> Patch:
 
 def _is_same(one: Any, other: Any) -> bool:
     """Whether the values are equal beyond doubt, which most are: this is all that most rows need."""
-    if one is other:
-        return True
     kind = type(one)
     if kind is not type(other):
         return False
@@ -194,10 +210,11 @@ def _is_same(one: Any, other: Any) -> bool:
             given = other.get(name, _MISSING)
             if value is given:
                 continue
-            if type(value) is str:
-                if value != given:
+            kind = type(value)
+            if kind is dict or kind is list:
+                if not _is_same(value, given):
                     return False
-            elif not _is_same(value, given):
+            elif kind is not type(given) or value != given:
                 return False
         return True
     if kind is list:
@@ -206,10 +223,11 @@ def _is_same(one: Any, other: Any) -> bool:
         for value, given in zip(one, other, strict=True):
             if value is given:
                 continue
-            if type(value) is str:
-                if value != given:
+            kind = type(value)
+            if kind is dict or kind is list:
+                if not _is_same(value, given):
                     return False
-            elif not _is_same(value, given):
+            elif kind is not type(given) or value != given:
                 return False
         return True
     return bool(one == other)

@@ -24,7 +24,7 @@ from trajlake.formats.base import (
 )
 from trajlake.formats.json_rows import loads
 from trajlake.formats.moving import inside, move, text_or_none, with_repeats, without_repeats
-from trajlake.formats.rebuild import episode_extra, extra_of
+from trajlake.formats.rebuild import Exact, episode_extra, exact, extra_of
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.read.trajectory import Trajectory
@@ -67,7 +67,7 @@ def _record(value: Any, key: str, task: str) -> Record:
         entries = rest.pop("trajectory")
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise FormatError("its `trajectory` is not a list of objects")
-        steps = [_step(entry) for entry in entries]
+        steps = [exact(_step(entry), entry) if _is_usual(entry) else _step(entry) for entry in entries]
     elif "history" not in rest:
         raise FormatError("has neither `trajectory` nor `history`")
     begin: dict[str, Any] = {"task_id": task, "group_id": task, "agent_name": "SWE-agent"}
@@ -131,6 +131,11 @@ def _step(entry: dict[str, Any]) -> StepFields:
     return cast(StepFields, step)
 
 
+def _is_usual(entry: dict[str, Any]) -> bool:
+    """Whether `_entry` makes the entry again whatever else it holds: it writes no response without a thought."""
+    return type(entry.get("response")) is not str or "thought" in entry
+
+
 def _said(response: Any, thought: Any, action: Any) -> dict[str, Any]:
     """What the message of a step in the history repeats of it."""
     return {"role": "assistant", "content": response, "thought": thought, "action": action}
@@ -181,6 +186,8 @@ def _with_step(entry: Any, entries: Sequence[dict[str, Any]]) -> Any:
 
 
 def _entry(step: dict[str, Any]) -> dict[str, Any]:
+    if type(step) is Exact:
+        return step.source  # type: ignore[no-any-return]
     entry: dict[str, Any] = {}
     if step["tool_calls"]:
         entry["action"] = step["tool_calls"][0]["arguments"]

@@ -107,7 +107,7 @@ def test_each_message_is_a_step(put: Any) -> None:
     }
     assert (found.end["status"], found.end["stop_reason"]) == ("completed", "Submitted")
     assert [step["source"] for step in found.steps] == ["system", "agent", "tool", "environment"]
-    _, answer, result, _ = found.steps
+    _, answer, result, _ = found.rows.steps
     assert (answer["model"], answer["cost_usd"]) == ("deepseek-chat", 0.00053606)
     assert (answer["prompt_tokens"], answer["completion_tokens"], answer["cached_tokens"]) == (2093, 73, 320)
     assert result["tool_results"] == [{"call_id": "c1", "content": RESULT["content"], "is_error": True}]
@@ -116,8 +116,8 @@ def test_each_message_is_a_step(put: Any) -> None:
 
 @pytest.mark.unit
 def test_what_a_message_says_twice_is_stored_once(put: Any) -> None:
-    _, answer, result, _ = record(put, trajectory()).steps
-    assert answer["extra"] == {
+    _, answer, result, _ = record(put, trajectory()).rows.steps
+    assert json.loads(answer["extra"]) == {
         "function_call": None,
         "provider_specific_fields": None,
         "extra": {
@@ -131,7 +131,7 @@ def test_what_a_message_says_twice_is_stored_once(put: Any) -> None:
             "timestamp": 1775795610.6438997,
         },
     }
-    assert result["extra"] == {"extra": {"returncode": 1, "exception_info": "", "built": ["raw_output"]}}
+    assert json.loads(result["extra"]) == {"extra": {"returncode": 1, "exception_info": "", "built": ["raw_output"]}}
 
 
 @pytest.mark.unit

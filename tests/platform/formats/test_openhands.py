@@ -165,15 +165,18 @@ def test_a_list_of_events_is_one_episode_and_each_event_a_step(put: Any) -> None
     found = record(put, EVENTS)
     assert (found.started_at, found.begin["agent_name"]) == ("2025-01-27T22:44:56.900854", "OpenHands")
     assert found.end == {"status": "completed", "stop_reason": "finish"}
-    user, call, result, state, finish = found.steps
+    user, call, result, state, finish = found.rows.steps
     assert [step["source"] for step in found.steps] == ["user", "agent", "tool", "environment", "agent"]
     assert user["message"] == "fix it"
     assert (call["message"], call["model"], call["cached_tokens"]) == ("I look", "claude", 4)
-    assert call["tool_calls"] == [{"name": "run", "id": "t1", "arguments": {"command": "ls", "hidden": False}}]
+    [run] = call["tool_calls"]
+    arguments = '{"command":"ls","hidden":false}'
+    assert run == {"id": "t1", "name": "run", "arguments": arguments, "arguments_kind": "object"}
     assert result["tool_results"] == [{"content": "no such file", "call_id": "t1", "is_error": True}]
-    assert result["extra"]["tool_call_metadata"] == "as its action"
-    assert call["extra"]["tool_call_metadata"]["model_response"]["choices"] == [{"message": {"tool_calls": []}}]
-    assert state["tool_results"] == [{"content": ""}]
+    assert json.loads(result["extra"])["tool_call_metadata"] == "as its action"
+    response = json.loads(call["extra"])["tool_call_metadata"]["model_response"]
+    assert response["choices"] == [{"message": {"tool_calls": []}}]
+    assert state["tool_results"] == [{"call_id": None, "content": "", "is_error": None}]
     assert finish["message"] == ""
     assert "patch" not in found.source
 
@@ -200,11 +203,12 @@ def test_the_first_generation_is_flat_or_in_pairs(put: Any, history: list[Any]) 
     found = record(put, {"issue": issue, "history": history, "success": True, "error": None})
     assert found.begin["task_id"] == "neubig/pr-viewer#5"
     assert found.end["success"] is True
-    user, call, result, finish = found.steps
+    user, call, result, finish = found.rows.steps
     assert [step["source"] for step in found.steps] == ["user", "agent", "tool", "agent"]
-    assert call["tool_calls"] == [{"name": "run", "arguments": {"command": "ls"}}]
+    [run] = call["tool_calls"]
+    assert run == {"id": None, "name": "run", "arguments": '{"command":"ls"}', "arguments_kind": "object"}
     assert (call["message"], finish["message"], user["message"]) == ("I look", "done", "fix it")
-    assert result["tool_results"] == [{"content": "a", "is_error": False}]
+    assert result["tool_results"] == [{"call_id": None, "content": "a", "is_error": False}]
 
 
 @pytest.mark.unit

@@ -57,14 +57,14 @@ def test_an_entry_of_the_trajectory_is_a_step(put: Any) -> None:
     assert found.begin["task_id"] == found.begin["group_id"] == "pydicom__pydicom-1458"
     assert (found.begin["env_name"], found.begin["agent_name"]) == ("swe_main", "SWE-agent")
     assert found.end == {"stop_reason": "submitted", "status": "completed"}
-    first, second = found.steps
+    first, second = found.rows.steps
     assert first == {
         "source": "agent",
         "message": "I look",
-        "tool_calls": [{"name": "find_file", "arguments": ACTION}],
-        "tool_results": [{"content": "Found 1 match"}],
+        "tool_calls": [{"id": None, "name": "find_file", "arguments": ACTION, "arguments_kind": "string"}],
+        "tool_results": [{"call_id": None, "content": "Found 1 match", "is_error": None}],
         "latency_ms": 500.0,
-        "extra": {"state": {"open_file": "n/a"}},
+        "extra": '{"state":{"open_file":"n/a"}}',
     }
     assert (second["message"], second["reasoning"]) == ("Done ```submit```", "Done")
     assert "patch" not in found.source

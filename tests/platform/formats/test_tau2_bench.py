@@ -138,9 +138,10 @@ def test_a_simulation_becomes_an_episode_and_each_message_a_step(put: Any) -> No
         ],
     }
     assert first.started_at == "2025-08-01T16:20:44.321269"
-    user, call, result = first.steps
+    user, call, result = first.rows.steps
     assert (user["source"], user["message"], user["cost_usd"]) == ("user", "hi", 0.001)
-    assert call["tool_calls"] == [{"id": "c1", "name": "look", "arguments": {"id": "é"}}]
+    [look] = call["tool_calls"]
+    assert look == {"id": "c1", "name": "look", "arguments": '{"id":"\\u00e9"}', "arguments_kind": "object"}
     assert (call["prompt_tokens"], call["completion_tokens"]) == (3437, 22)
     assert result["tool_results"] == [{"call_id": "c1", "content": "Error: no such id", "is_error": True}]
     assert second.begin["trial"] == 3
@@ -149,7 +150,8 @@ def test_a_simulation_becomes_an_episode_and_each_message_a_step(put: Any) -> No
 @pytest.mark.unit
 def test_what_an_answer_repeats_of_its_message_is_stored_once(put: Any) -> None:
     [record] = records(put(results(simulation())))
-    assert record.steps[1]["extra"]["raw_data"] == {"finish_reason": "tool_calls", "message": {"annotations": []}}
+    extra = json.loads(record.rows.steps[1]["extra"])
+    assert extra["raw_data"] == {"finish_reason": "tool_calls", "message": {"annotations": []}}
     assert "patch" not in record.source
 
 

@@ -16,14 +16,16 @@ from trajlake.formats import FORMATS, Record, format_named, open_source
 from trajlake.formats.rebuild import Exact
 
 NAMES = [name for name in FORMATS if made_rows(name)]
+_SHORTER = ("_usual", "_is_usual")
 _OF_CHAT = {"tau-bench", "verifiers", "openai-chat"}
 _EXAMPLES = 300
 
 
 def _longer_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in map(import_module, ("trajlake.formats.chat", FORMATS[name], "trajlake.formats.openhands_v1")):
-        if hasattr(module, "_usual"):
-            monkeypatch.setattr(module, "_usual", lambda *_: None)
+        for shorter in _SHORTER:
+            if hasattr(module, shorter):
+                monkeypatch.setattr(module, shorter, lambda *_: None)
 
 
 def _stored(name: str, path: Path) -> tuple[list[Any], int]:
@@ -60,5 +62,5 @@ def test_the_shorter_way_stores_what_the_longer_one_does(name: str, tmp_path: Pa
             wanted, none = _stored(name, path)
         assert found == wanted
         assert none == 0
-    if name in _OF_CHAT or hasattr(import_module(FORMATS[name]), "_usual"):
+    if name in _OF_CHAT or any(hasattr(import_module(FORMATS[name]), shorter) for shorter in _SHORTER):
         assert exact > _EXAMPLES // 4
