@@ -246,11 +246,22 @@ def _completed(row: Row, record: Record, begin: EpisodeFields, number: int) -> R
 def files_of(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
     """The files, each once, in the order given and sorted within a folder."""
     seen = set()
+    folders: dict[Path, str] = {}
     for path in map(Path, paths):
         for file in _walk(path) if path.is_dir() else [path]:
-            if (real := os.path.realpath(file)) not in seen:
+            if (real := _real(file, folders)) not in seen:
                 seen.add(real)
                 yield file
+
+
+def _real(file: Path, folders: dict[Path, str]) -> str:
+    """`os.path.realpath` of a file, of which `folders` keeps those of the folders."""
+    if file.is_symlink():
+        return os.path.realpath(file)
+    folder = file.parent
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder)
+    return os.path.join(folders[folder], file.name)
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -73,8 +73,10 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 def loads(text: str) -> Any:
     """One JSON value. Raises ValueError, also for nesting deeper than MAX_DEPTH and for a key that is there twice."""
     value = quick_loads(text, MAX_DEPTH + 1)
-    if value is not DOUBTFUL:
-        return value
+    return _slow_loads(text) if value is DOUBTFUL else value
+
+
+def _slow_loads(text: str) -> Any:
     try:
         value = _DECODER.decode(text)
     except RecursionError:
@@ -107,19 +109,17 @@ def read_rows(text: Text, layout: Layout, *, whole: bool = False) -> Iterator[Ro
     memory of all of them."""
     if layout == "lines":
         return _read_lines(text)
-    if whole and (rows := _read_whole(text, layout)) is not None:
+    if whole and text.encoding_name == "UTF-8" and (rows := _read_whole(text, layout)) is not None:
         return rows
     return _read_array(text) if layout == "array" else _read_values(text)
 
 
 def _read_whole(text: Text, layout: Layout) -> Iterator[Row] | None:
     """The rows of a file that is one JSON value without anything to object to, else None."""
-    while text.more():
-        pass
-    value = quick_loads(text.buffer[text.position :], MAX_DEPTH + (2 if layout == "array" else 1))
+    value = quick_loads(text.all_bytes(), MAX_DEPTH + (2 if layout == "array" else 1))
     if value is DOUBTFUL:
+        text.begin_again()
         return None
-    text.position = len(text.buffer)
     rows = value if layout == "array" else [value]
     return (Row(f"row {number}", row) for number, row in enumerate(rows, 1))
 
@@ -158,10 +158,13 @@ def _read_lines(text: Text) -> Iterator[Row | Refused]:
 
 
 def _read_line(text: Text, key: str, line: str, start: int) -> Row | Refused:
+    value = quick_loads(line, MAX_DEPTH + 1)  # which takes no damaged text
+    if value is not DOUBTFUL:
+        return Row(key, value)
     if text.is_damaged(start, start + len(line)):
         return Refused(key, _not_text(text, start))
     try:
-        return Row(key, loads(line))
+        return Row(key, _slow_loads(line))
     except ValueError as error:
         is_last = text.ended and text.position == len(text.buffer)
         if is_last and _scan(line, 0) is None and _is_cut(error, line):

@@ -25,11 +25,11 @@ _ZEROS = re.compile(b"0+")
 _DIGITS_AS_ZERO = bytes(ord("0") if ord("0") <= byte <= ord("9") else 0 for byte in range(256))
 
 
-def quick_loads(text: str, depth: int) -> Any:
-    """The JSON value that a text is; or DOUBTFUL, always where a key is there twice, it is nested deeper than `depth`
-    levels (up to 254), or the standard library would read anything else of it."""
+def quick_loads(text: str | bytes, depth: int) -> Any:
+    """The JSON value that a text, or its bytes in UTF-8, are; or DOUBTFUL, always where a key is there twice, it is
+    nested deeper than `depth` levels (up to 254), or the standard library would read anything else of it."""
     try:
-        data = text.encode()
+        data = text if isinstance(text, bytes) else text.encode()
         if b"\\u0022" in data or _may_hold_long_integer(data):
             return DOUBTFUL
         value = orjson.loads(data)

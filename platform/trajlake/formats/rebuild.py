@@ -187,7 +187,7 @@ def rebuilt(trajectory: Trajectory, rebuild: Callable[[Trajectory], Any]) -> Any
 
 def same(one: Any, other: Any) -> bool:
     """Whether two JSON values are equal: numbers by value, NaN equal to NaN, order of keys ignored."""
-    return not difference(one, other)
+    return one is other or not difference(one, other)
 
 
 def difference(wanted: Any, given: Any) -> Patch:

@@ -82,7 +82,7 @@ class Source:
     def layout(self) -> Layout:
         """How the file's JSON values stand in it: one array, one value a line, or one after another."""
         with self.open() as file:
-            return layout_of(self._text(file))
+            return layout_of(self._text(file, _HEAD_BYTES))
 
     def rows(self) -> Iterator[Row | Refused]:
         """The JSON rows: elements of an array, lines of JSONL, or values that follow each other.
@@ -146,12 +146,12 @@ class Source:
                 return encoding, len(mark)
         return "utf-8", 0
 
-    def _text(self, file: BufferedReader) -> Text:
+    def _text(self, file: BufferedReader, chunk_bytes: int | None = None) -> Text:
         if self.kind:
             raise FormatError(f"{self.path}: not text; it is {self.kind}")
         encoding, start = self._encoding
         file.seek(start)
-        return Text(file, encoding, start)
+        return Text(file, encoding, start, chunk_bytes)
 
 
 def _holds_json(value: Any) -> bool:

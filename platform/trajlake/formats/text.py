@@ -25,12 +25,13 @@ class Text:
     Bytes that are not valid in the encoding become lone surrogates, so that only the row that holds them is lost.
     """
 
-    def __init__(self, file: BinaryIO, encoding: str, start: int) -> None:
+    def __init__(self, file: BinaryIO, encoding: str, start: int, chunk_bytes: int | None = None) -> None:
         self._file = file
+        self._chunk_bytes = chunk_bytes or _CHUNK_BYTES
         self._encoding = encoding
         self._errors = "surrogateescape" if encoding == "utf-8" else "trajlake.stand_in"
         self._decoder = codecs.getincrementaldecoder(encoding)(self._errors)
-        self._damaged = False
+        self._damaged: bool | None = False  # None: not known of what was read last
         self._dropped = start
         self.buffer = ""
         self.position = 0
@@ -47,17 +48,28 @@ class Text:
         text = ""
         while not text and not self.ended:
             # As much as waits already: a row that needs many chunks is then scanned few times.
-            data = self._file.read(max(_CHUNK_BYTES, len(self.buffer) - self.position))
+            data = self._file.read(max(self._chunk_bytes, len(self.buffer) - self.position))
             self.bytes_read += len(data)
             self.ended = not data
             text = self._decoder.decode(data, final=self.ended)
         if not text:
             return False
-        self._damaged = self._damaged or has_surrogates(text)
+        self._damaged = None
         self._dropped += self._length(self.buffer[: self.position])
         self.buffer = self.buffer[self.position :] + text
         self.position = 0
         return True
+
+    def all_bytes(self) -> bytes:
+        """The bytes of the whole file, of which nothing was read yet; `begin_again` lets it be read after all."""
+        data = self._file.read()
+        self.bytes_read += len(data)
+        return data
+
+    def begin_again(self) -> None:
+        """To the start of the file, after `all_bytes`."""
+        self._file.seek(self._dropped)
+        self.bytes_read = self._dropped
 
     def byte(self, position: int) -> int:
         """The offset in the file, in bytes, of a position in the buffer."""
@@ -65,6 +77,8 @@ class Text:
 
     def is_damaged(self, start: int, end: int) -> bool:
         """Whether bytes in this part of the buffer were not valid in the file's encoding."""
+        if self._damaged is None:
+            self._damaged = has_surrogates(self.buffer)
         return self._damaged and has_surrogates(self.buffer[start:end])
 
     def find_line(self, limit: int | None = None) -> tuple[int, int] | None:

@@ -59,6 +59,7 @@ def test_it_gives_the_value_and_type_of_the_standard_library_or_nothing(text: st
     found = quick_loads(text, MAX_DEPTH)
     if found is not DOUBTFUL:
         assert repr(found) == repr(json.loads(text, object_pairs_hook=_pairs))
+    assert repr(quick_loads(text.encode("utf-8", "surrogatepass"), MAX_DEPTH)) == repr(found)
 
 
 @given(_TEXTS)
