@@ -58,7 +58,7 @@ class Source:
         with self.open() as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """What the file is if it is not text, in words, else empty."""
         for magic, words in _KINDS:
@@ -139,7 +139,7 @@ class Source:
         names = [name if len(name) <= 40 else name[:40] + "…" for name in list(first)[:8]]
         return f"its rows have the keys {', '.join(map(repr, names))}{', …' if len(first) > 8 else ''}"
 
-    @property
+    @cached_property
     def _encoding(self) -> tuple[str, int]:
         for mark, encoding in _BYTE_ORDER_MARKS:
             if self.head.startswith(mark):
