@@ -8,11 +8,11 @@ of a message (tokens, time) is in its columns. Steps are the sample's `messages`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-from trajlake.errors import FormatError
+from trajlake.errors import FormatError, UsageError
 from trajlake.formats.archive import Archive, is_archive, open_archive
 from trajlake.formats.base import Format, Record, Refused, Row, fits_begin, fits_step, fits_time, from_row
 from trajlake.formats.chat import chat_steps
@@ -20,7 +20,17 @@ from trajlake.formats.inspect_parts import from_chat, resolved, to_chat
 from trajlake.formats.inspect_scores import outcome
 from trajlake.formats.json_rows import Layout
 from trajlake.formats.messages import chat_messages
-from trajlake.formats.rebuild import episode_extra, extra_of, json_bytes, rebuilt, source_row
+from trajlake.formats.rebuild import (
+    Exact,
+    episode_extra,
+    exact,
+    extra_of,
+    given_back,
+    json_bytes,
+    rebuilt,
+    same,
+    source_row,
+)
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EpisodeFields, StepFields
 from trajlake.read.trajectory import Trajectory
@@ -157,7 +167,7 @@ def _record(value: Any, key: str, spec: Mapping[str, Any]) -> Record:
         made = [step for step in steps if step["source"] == "agent"]
         if len(made) == 1:
             _put_usage(cast(dict[str, Any], made[0]), value.get("output"), None)
-    _put_events(rest, steps, {id(event): place for place, event in places})
+    _put_events(rest, steps, {id(event): place for place, event in places}, messages)
     begin: dict[str, Any] = {}
     for name, column, given in (
         ("id", "task_id", value.get("id")),
@@ -227,8 +237,11 @@ def _put_usage(step: dict[str, Any], output: Any, timestamp: Any) -> None:
         step["timestamp"] = timestamp
 
 
-def _put_events(rest: dict[str, Any], steps: list[StepFields], places: Mapping[int, int]) -> None:
-    """Move the events from the sample to its steps, in their order; each goes to the newest message before it."""
+def _put_events(
+    rest: dict[str, Any], steps: list[StepFields], places: Mapping[int, int], messages: Sequence[Any]
+) -> None:
+    """Move the events from the sample to its steps, in their order; each goes to the newest message before it. They
+    are longer than what is said: where that is proved already, the whole step is."""
     if not steps:
         return
     kept: list[dict[str, Any]] = [{} for _ in steps]
@@ -241,9 +254,23 @@ def _put_events(rest: dict[str, Any], steps: list[StepFields], places: Mapping[i
         for event in events:
             place = max(place, places.get(id(event), 0))
             kept[place].setdefault("events", []).append(event)
-    for step, more in zip(steps, kept, strict=True):
+    for place, (step, more, message) in enumerate(zip(steps, kept, messages, strict=True)):
         if more:
+            is_usual = _is_usual(step, message)
             step["extra"] = {**step.get("extra", {}), "sample": more}
+            if is_usual:
+                steps[place] = exact(step, (message, more))
+
+
+def _is_usual(step: StepFields, message: Any) -> bool:
+    """Whether the message comes out of its step again."""
+    if "sample" in step.get("extra", {}):
+        return False
+    try:
+        [again] = chat_messages([given_back(step)], columns={"model"})
+    except UsageError:
+        return False  # `rows_of` says so
+    return same(message, from_chat(again))
 
 
 def _times(sample: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -267,13 +294,20 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
     if episode["trial"] is not None:
         sample["epoch"] = episode["trial"] + 1
     sample |= extra
-    steps, kept = [], []
+    messages: list[Any] = []
+    kept = []
     for step in trajectory.steps:
+        if type(step) is Exact:
+            message, more = step.source
+            messages.append(message)
+            kept.append(more)
+            continue
         own = extra_of(step)
         more = own.pop("sample", {})
         kept.append(more if isinstance(more, dict) else {})
-        steps.append({**step, "extra": None if not own else json_bytes(own).decode("utf-8", "surrogatepass")})
-    sample["messages"] = [from_chat(message) for message in chat_messages(steps, columns={"model"})]
+        said = {**step, "extra": None if not own else json_bytes(own).decode("utf-8", "surrogatepass")}
+        messages += map(from_chat, chat_messages([said], columns={"model"}))
+    sample["messages"] = messages
     if "input" not in sample:  # it was recorded elsewhere, and Inspect wants to be told
         prompts = [step["message"] for step in trajectory.steps if step["source"] == "user" and step["message"]]
         sample |= {"input": prompts[0] if prompts else "", "target": ""}

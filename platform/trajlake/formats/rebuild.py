@@ -66,6 +66,11 @@ def exact(step: StepFields, source: Any) -> StepFields:
     return cast("StepFields", row)
 
 
+def given_back(step: StepFields) -> dict[str, Any]:
+    """What a lake gives back of this step. Raises UsageError that names the field which does not take its value."""
+    return _read_back(step_row(with_tensors(step.copy())), 0)
+
+
 @dataclass(frozen=True)
 class Rows:
     """A record as it is stored: the structs of the events `begin`, `step` and `end`."""
