@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
@@ -178,8 +177,9 @@ def traced(record: Record, value: Any, rebuild: Rebuild, file: Mapping[str, Any]
         source["patch"] = patch
     if file:
         source["file"] = dict(file)
-    found = copy(record)  # with its `rows`, which are made once, for the proof and for the lake
-    found.__dict__["source"] = source
+    found = object.__new__(Record)
+    # With its `rows`, which are made once, for the proof and for the lake.
+    found.__dict__.update(record.__dict__, source=source)
     return found
 
 
