@@ -24,6 +24,7 @@ Progress = Callable[[Path, int, int], None]
 
 KEPT_REFUSALS = 100
 _FLUSH_BYTES = 64 << 20  # of files that were read: what a stopped import reads again is less
+_DEEP = 100  # folders: a path that is deeper is left to the iteration of `os.path.realpath`
 _LONGEST_REASON = 500  # characters: a reason quotes the file, and the file may say anything
 
 
@@ -246,22 +247,23 @@ def _completed(row: Row, record: Record, begin: EpisodeFields, number: int) -> R
 def files_of(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
     """The files, each once, in the order given and sorted within a folder."""
     seen = set()
-    folders: dict[Path, str] = {}
+    known: dict[Path, str] = {}
     for path in map(Path, paths):
         for file in _walk(path) if path.is_dir() else [path]:
-            if (real := _real(file, folders)) not in seen:
+            if (real := _real(file, known)) not in seen:
                 seen.add(real)
                 yield file
 
 
-def _real(file: Path, folders: dict[Path, str]) -> str:
-    """`os.path.realpath` of a file, of which `folders` keeps those of the folders."""
-    if file.is_symlink():
-        return os.path.realpath(file)
-    folder = file.parent
-    if folder not in folders:
-        folders[folder] = os.path.realpath(folder)
-    return os.path.join(folders[folder], file.name)
+def _real(path: Path, known: dict[Path, str]) -> str:
+    """`os.path.realpath`, which looks at every folder above anew; `known` keeps what was found."""
+    if path not in known:
+        folder = path.parent
+        if folder == path or path.name == ".." or len(path.parts) > _DEEP or os.path.islink(path):
+            known[path] = os.path.realpath(path)
+        else:
+            known[path] = os.path.join(_real(folder, known), path.name)
+    return known[path]
 
 
 def _walk(folder: Path) -> Iterator[Path]:

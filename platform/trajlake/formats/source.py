@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import stat
 from collections.abc import Iterator
 from functools import cached_property
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trajlake.errors import FormatError
 from trajlake.formats.json_rows import Layout, Refused, Row, layout_of, loads, read_rows
@@ -81,7 +82,8 @@ class Source:
     @cached_property
     def layout(self) -> Layout:
         """How the file's JSON values stand in it: one array, one value a line, or one after another."""
-        with self.open() as file:
+        whole = len(self.head) == self.size
+        with BytesIO(self.head) if whole else self.open() as file:
             return layout_of(self._text(file, _HEAD_BYTES))
 
     def rows(self) -> Iterator[Row | Refused]:
@@ -146,7 +148,7 @@ class Source:
                 return encoding, len(mark)
         return "utf-8", 0
 
-    def _text(self, file: BufferedReader, chunk_bytes: int | None = None) -> Text:
+    def _text(self, file: BinaryIO, chunk_bytes: int | None = None) -> Text:
         if self.kind:
             raise FormatError(f"{self.path}: not text; it is {self.kind}")
         encoding, start = self._encoding
@@ -169,13 +171,14 @@ def open_source(path: str | Path, *, sha256: str | None = None) -> Source:
     is a folder, empty, or a Git LFS pointer."""
     path = Path(path)
     try:
-        if path.is_dir():
-            raise FormatError(f"{path}: a folder, not a file")
         if not path.exists():
             raise FormatError(f"{path}: no such file")
-        if not path.is_file():  # a pipe would be waited for without end
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise FormatError(f"{path}: a folder, not a file")
+        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for without end
             raise FormatError(f"{path}: not a regular file")
-        size = path.stat().st_size
+        size = found.st_size
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
     except (OSError, ValueError) as error:
