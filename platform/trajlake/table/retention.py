@@ -52,7 +52,7 @@ def vacuum(
     """
     if older_than_hours < LEAST_HOURS and not force:
         raise UsageError(
-            f"{older_than_hours} hours would take files from under readers and running compactions; "
+            f"{older_than_hours:.3g} hours would take files from under readers and running compactions; "
             f"give at least {LEAST_HOURS:g}, or force it while nothing else uses the lake"
         )
     lake.check()
