@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from tests.rollouts import record, record_episode
@@ -259,6 +260,55 @@ def test_groups_wait_until_they_are_complete(lake):
         )  # fmt: skip
 
 
+def test_a_draw_that_waits_in_vain_says_what_is_missing(lake):
+    with lake.writer(run="run", worker="w") as writer:
+        for group, rewards in {"a": (0.0, 1.0), "b": (1.0, 1.0), "c": (1.0,)}.items():
+            for reward in rewards:
+                with writer.episode(group_id=group) as episode:
+                    episode.step(message="x")
+                    episode.end(reward=reward)
+    drawn = live(lake, "group", least=2)
+    with pytest.raises(
+        TimeoutError, match=r"there are 5 episodes, 0 samples were drawn, 1 can be drawn; left out: 1 few"
+    ):
+        drawn.take(2, timeout=0.1)
+    assert list(drawn.left_out.values()) == [1, 2]
+    assert len(drawn.take(1)) == 2
+    with pytest.raises(
+        TimeoutError, match=r"0 can be drawn; left out: 2 drawn as often as they may be, 1 fewer than 2"
+    ):
+        drawn.take(1, timeout=0.1)
+
+
+def test_lags_are_behind_the_newest_policy_after_its_episodes_were_drawn(lake):
+    with lake.writer(run="run", worker="w") as writer:
+        for version in range(4):
+            with writer.episode(policy_name="p", policy_version=str(version)) as episode:
+                episode.step(message="x")
+    drawn = live(lake, "lifo")
+    lags = []
+    for _ in range(4):
+        record(lake, [len(lags)], worker=f"x{len(lags)}")  # the population is made anew
+        lags += [sample.policy_lag for sample in drawn.take(2) if sample.policy_lag is not None]
+    assert lags == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_the_verifier_and_the_trainer_of_the_documentation_draw_whole_groups(lake):
+    text = (Path(__file__).resolve().parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
+    section = text.partition("### Groups whose rewards come later")[2].partition("\n## ")[0]
+    trainer, verifier = (block.partition("```")[0] for block in section.split("```python\n")[1:])
+    with lake.writer(run="grpo-7", worker="w") as writer:
+        for number in range(64):
+            with writer.episode(group_id=f"g{number // 8}", trial=number % 8) as episode:
+                episode.step(message="x", token_ids=[1], logprobs=[-0.5])
+    assert "batch(1, timeout=600)" in verifier
+    exec(verifier.replace("batch(1,", "batch(64,"), {"lake": lake, "verify": lambda each: each.episode["trial"] % 2})
+    names = {"lake": lake, "SampleToInsertRatio": SampleToInsertRatio}
+    exec(trainer, names)
+    assert Counter(each.episode["group_id"] for each in names["batch"]) == {f"g{group}": 8 for group in range(8)}
+    assert {each.episode["success"] for each in names["batch"]} == {True, False}
+
+
 # -- flow control --------------------------------------------------------------------------------------------------
 
 
@@ -285,6 +335,36 @@ def test_samples_keep_to_their_ratio_to_inserts(lake):
         drawn.take(1, timeout=0.1)
     with pytest.raises(UsageError, match="could wait for ever: the limiter allows 6"):
         drawn.take(7)
+
+
+def test_inserts_are_the_episodes_that_fit_the_filter(lake):
+    record(lake, range(8), run="old")
+    compact(lake)
+    record(lake, range(8, 10), run="new")
+    limiter = SampleToInsertRatio(1.0, min_size_to_sample=3, error_buffer=1.0)
+    drawn = live(lake, "fifo", where="run_id = 'new'", limiter=limiter)
+    with pytest.raises(TimeoutError, match=r"there are 2 episodes, .*, the limiter allows no more"):
+        drawn.take(1, timeout=0.1)
+    record(lake, [10], run="new")
+    assert ids(drawn.take(1)) == ["e0008"]
+
+
+def test_inserts_do_not_fall_when_what_was_drawn_no_longer_fits(lake):
+    """As of a verifier that draws what has no reward yet, and gives it one."""
+    with lake.writer(run="run", worker="w") as writer:
+        for number in range(4):
+            with writer.episode(episode_id=f"e{number}") as episode:
+                episode.step(message="x")
+    drawn = live(lake, "fifo", where="reward IS NULL")
+    assert len(drawn.take(2)) == 2
+    with lake.scores("run") as scores:
+        for number in range(4):
+            scores.add(f"e{number}", "reward", 1.0)
+    with pytest.raises(TimeoutError, match="there are 2 episodes, 2 samples were drawn"):
+        drawn.take(1, timeout=0.1)
+    resumed = live(lake, "fifo", where="reward IS NULL")
+    resumed.load_state_dict(json.loads(json.dumps(drawn.state_dict())))
+    assert resumed.inserts == 2
 
 
 @pytest.mark.parametrize("ratio", [0.25, 1.0, 3.0])

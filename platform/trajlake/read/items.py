@@ -14,7 +14,11 @@ Array = np.ndarray[Any, Any]
 
 
 class NothingFits(UsageError):
-    """No item can be drawn; a live sampler waits for one."""
+    """No item can be drawn; a live sampler waits for one. `left_out` is that of Population."""
+
+    def __init__(self, message: str, left_out: dict[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.left_out = left_out or {}
 
 
 @dataclass(frozen=True)

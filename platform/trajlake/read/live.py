@@ -74,9 +74,6 @@ class LiveView:
     def token(self) -> str:
         return self.snapshot.token
 
-    def __len__(self) -> int:
-        return len(self._attempts.keys() | self._landed.keys())
-
     def refresh(self) -> bool:
         """Look for what is new; True where something is."""
         changed = False
@@ -101,19 +98,20 @@ class LiveView:
         return bool(there)
 
     def rows(self, recipe: Recipe) -> pl.DataFrame:
-        """What a population is made of. What was chosen before is kept: only what is new is filtered."""
+        """What a population is made of: those that fit `where`. The same frame until there is something new."""
         chosen = columns_of(recipe)
         if self._chosen is None:
-            self._chosen = self.snapshot.collect(self.snapshot.where(recipe.where).select(chosen))
+            self._chosen = self.snapshot.collect(self.snapshot.where(recipe.where).select(chosen)).sort("episode_id")
         if self._frames:
             tail = pl.concat(self._frames, how="vertical_relaxed").lazy()
             if recipe.where and recipe.where.strip():
                 tail = tail.filter(pl.sql_expr(recipe.where))
             came = [episode_id for frame in self._frames for episode_id in frame["episode_id"]]
-            before = self._chosen.filter(~pl.col("episode_id").is_in(came))
-            self._chosen = pl.concat([before, tail.select(chosen).collect()], how="vertical_relaxed")
+            before = self._chosen.filter(~pl.col("episode_id").is_in(came))  # only what is new is filtered
+            both = pl.concat([before, tail.select(chosen).collect()], how="vertical_relaxed")
+            self._chosen = both.sort("episode_id")
             self._frames = []
-        return self._chosen.sort("episode_id")
+        return self._chosen
 
     @staticmethod
     def _without(frame: pl.DataFrame, episode_ids: list[str]) -> pl.DataFrame:
@@ -189,12 +187,23 @@ class LiveSampler:
         self._generation = 0
         self._samples = 0
         self._inner: Sampler | None = None
+        self._left_out: dict[str, int] = {}
         self._stale = True
+        self._counted: tuple[pl.DataFrame | None, int] = (None, 0)
 
     @property
     def inserts(self) -> int:
-        """Episodes that there are, as the limiter counts them."""
-        return len(self._view)
+        """Episodes that fit `where`, as the limiter counts them; those that did when they were drawn, too."""
+        fitting = self._view.rows(self.recipe)
+        if self._counted[0] is not fitting:  # what is drawn from the same frame was counted in it
+            ids = fitting["episode_id"]
+            self._counted = fitting, len(ids) + len(self._times) - int(ids.is_in(list(self._times)).sum())
+        return self._counted[1]
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many episodes that fit the filter could not be drawn when a draw was last tried, by reason."""
+        return self._left_out
 
     @property
     def samples(self) -> int:
@@ -224,12 +233,17 @@ class LiveSampler:
             self._refresh()
             if self.limiter.can_sample(self.inserts, self._samples, count):
                 sampler = self._sampler()
-                if sampler is not None and self._left(sampler) >= count:
+                left = 0.0 if sampler is None else self._left(sampler)
+                if sampler is not None and left >= count:
                     return self._drawn(sampler, count)
+                reasons = ", ".join(f"{number} {reason}" for reason, number in self._left_out.items())
+                waits = f"{left:g} can be drawn" + (f"; left out: {reasons}" if reasons else "")
+            else:
+                waits = "the limiter allows no more"
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(
-                    f"{count} samples were not allowed within {timeout:g} s: there are {self.inserts} episodes, "
-                    f"{self._samples} samples were drawn"
+                    f"{count} samples could not be drawn within {timeout:g} s: there are {self.inserts} episodes, "
+                    f"{self._samples} samples were drawn, {waits}"
                 )
             time.sleep(min(0.05, self._poll_seconds))
 
@@ -250,17 +264,18 @@ class LiveSampler:
         if not self._stale and not used_up:
             return self._inner
         rows = self._view.rows(self.recipe)
-        if most is not None:
-            spent = [episode_id for episode_id, times in self._times.items() if times >= most]
-            rows = rows.filter(~pl.col("episode_id").is_in(spent))
+        spent = [] if most is None else [episode_id for episode_id, times in self._times.items() if times >= most]
         self._stale, self._inner = False, None
         try:
             seed = int(words(self.recipe.seed, self._generation, 1, stream=2)[0] >> np.uint64(1))
             # One generation draws each at most once more; the count over all of them is kept here.
             once = None if most is None else 1
             recipe = replace(self.recipe, seed=seed, max_times_sampled=once)
-            sampler = Sampler(self._view, population(rows, recipe), recipe)
-        except NothingFits:
+            drawable = population(rows, recipe, spent)
+            self._left_out = drawable.left_out
+            sampler = Sampler(self._view, drawable, recipe)
+        except NothingFits as error:
+            self._left_out = error.left_out or self._left_out
             return None
         self._generation += 1
         self._inner = sampler
@@ -311,6 +326,7 @@ class LiveSampler:
         self._samples, self._generation = int(state["samples"]), int(state["generation"])
         self._times, self._priorities = dict(state["times_sampled"]), dict(state["priorities"])
         self._stale = True
+        self._counted = (None, 0)
 
 
 def live_sampler(

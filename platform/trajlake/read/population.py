@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -109,9 +109,9 @@ def read_population(snapshot: Snapshot, recipe: Recipe) -> Population:
     return population(sorted_by_id(rows), recipe)
 
 
-def population(rows: pl.DataFrame, recipe: Recipe) -> Population:
-    """The population of these rows (sorted by id, with the columns of `columns_of`). Raises UsageError where nothing is
-    left of them."""
+def population(rows: pl.DataFrame, recipe: Recipe, spent: Collection[str] = ()) -> Population:
+    """The population of these rows (sorted by id, with the columns of `columns_of`) without the episodes `spent`, which
+    were drawn as often as they may be. Raises NothingFits where nothing is left of them."""
     fits = f" {recipe.where!r}" if recipe.where else ""
     if rows.is_empty():
         raise NothingFits("no episode fits" + (fits or ": the snapshot is empty"))
@@ -125,6 +125,8 @@ def population(rows: pl.DataFrame, recipe: Recipe) -> Population:
     highest = version.max().over("run_id", "policy_name")
     current = highest if recipe.policy_version is None else pl.lit(recipe.policy_version, pl.Float64)
     rows = rows.with_columns(policy_lag=current - version)
+    if spent:  # only now: a policy stays the newest when its episodes have been drawn
+        rows = _without(rows, "drawn as often as they may be", rows["episode_id"].is_in(list(spent)), left_out)
     for reason, mask in recipe.strategy.leaves_out(rows):
         # Masks are of all rows: what an earlier reason took is no longer there.
         rows = rows.with_columns(mask.alias(f"mask {reason}"))
@@ -132,7 +134,7 @@ def population(rows: pl.DataFrame, recipe: Recipe) -> Population:
         rows = _without(rows, name.removeprefix("mask "), rows[name].fill_null(False), left_out).drop(name)
     if rows.is_empty():
         reasons = ", ".join(f"{count} were left out: {reason}" for reason, count in left_out.items())
-        raise NothingFits(f"no episode fits{fits}: {reasons}")
+        raise NothingFits(f"no episode fits{fits}: {reasons}", left_out)
     if recipe.normalize_reward is not None:
         rows = rows.with_columns(normalized_reward=_normalized(recipe.normalize_reward))
     return Population(rows, left_out)
