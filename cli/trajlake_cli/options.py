@@ -62,7 +62,9 @@ def snapshot_option(command: Decorated) -> Decorated:
 def where_option(command: Decorated) -> Decorated:
     """--where, an SQL condition on episodes."""
     return click.option(
-        "--where", metavar="SQL", help="Only episodes that satisfy this condition on columns of table episodes."
+        "--where",
+        metavar="SQL",
+        help="Only episodes that satisfy this condition on columns of table episodes; tags['team'] is a tag.",
     )(command)
 
 
@@ -237,7 +239,8 @@ def resolve_columns(wanted: Sequence[str], known: Sequence[str], table: str = "e
     for name in wanted:
         meant = [column for column in (name, f"{name}_id", f"{name}_name") if column in known]
         if not meant:
-            alike = get_close_matches(name, known, n=3) or sorted(known)[:8]
-            raise UsageError(f"table {table} has no column {name!r}; there is {', '.join(alike)}")
+            alike = get_close_matches(name, known, n=3)
+            there = f"there is {', '.join(alike)}" if alike else f"`trajlake schema show {table}` lists them all"
+            raise UsageError(f"table {table} has no column {name!r}; {there}")
         found.append(meant[0])
     return found

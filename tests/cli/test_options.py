@@ -32,3 +32,5 @@ def test_lists() -> None:
 def test_unknown_columns_are_named_with_what_is_alike() -> None:
     with pytest.raises(UsageError, match="no column 'rewrad'; there is reward"):
         resolve_columns(["reward", "rewrad"], ["episode_id", "reward", "task_id"])
+    with pytest.raises(UsageError, match="no column 'x'; `trajlake schema show episodes` lists them all"):
+        resolve_columns(["x"], ["episode_id", "reward", "task_id"])

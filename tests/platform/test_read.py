@@ -70,6 +70,35 @@ def test_a_filter_is_an_expression_and_nothing_else(lake):
             snapshot.where(condition)
 
 
+def test_tags_are_asked_for_by_name(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    with lake.writer(run="run", worker="w") as writer:
+        for number, tags in enumerate([{"team": "a", "it's": "1"}, {"team": "b"}, None, {"team": "a"}]):
+            with writer.episode(episode_id=f"e{number}", tags=tags) as episode:
+                episode.step(message="x")
+                episode.step(message="y")
+        writer.flush()
+        live = lake.sampler("fifo", live=True, where="tags['team'] = 'a'")
+        assert [sample.episode_id for sample in live.take(2, timeout=60)] == ["e0", "e3"]
+    compact(lake)
+    snapshot = lake.snapshot()
+
+    def fits(condition):
+        return sorted(snapshot.where(condition).collect()["episode_id"])
+
+    assert fits("tags['team'] = 'a'") == fits("TAGS[ 'team' ] = 'a'") == ["e0", "e3"]
+    assert fits("tags['it''s'] = '1' AND tags['team'] = 'a'") == ["e0"]
+    assert fits("tags['team'] IS NULL") == fits("tags IS NULL") == ["e2"]
+    assert fits("episode_id <> 'tags[''team'']' AND tags['nope'] IS NULL") == ["e0", "e1", "e2", "e3"]
+    assert snapshot.where("tags['team'] = 'a'").collect_schema() == snapshot.episodes.collect_schema()
+    found = snapshot.query(
+        "SELECT e.tags['team'], count(*) AS n FROM episodes e JOIN steps s ON e.episode_id = s.episode_id "
+        "WHERE tags['team'] <> 'x' GROUP BY tags['team'] ORDER BY n"
+    )
+    assert found.rows() == [("b", 2), ("a", 4)]
+    assert found.columns == ["tags['team']", "n"]
+
+
 def test_an_episode_is_found_by_its_id_and_by_the_beginning_of_it(lake):
     snapshot = lake.snapshot()
     assert len(snapshot.episode("e0003").steps) == 3

@@ -25,6 +25,7 @@ from trajlake.read.items import NothingFits, Pieces
 from trajlake.read.landing import Landed, LandingTail
 from trajlake.read.population import Recipe, columns_of, population
 from trajlake.read.sampler import Sample, Sampler
+from trajlake.read.tags import filtered
 from trajlake.table.rewrite import LATE, add_late
 from trajlake.table.sealed import is_sealed
 from trajlake_schemas import EPISODES
@@ -105,7 +106,7 @@ class LiveView:
         if self._frames:
             tail = pl.concat(self._frames, how="vertical_relaxed").lazy()
             if recipe.where and recipe.where.strip():
-                tail = tail.filter(pl.sql_expr(recipe.where))
+                tail = filtered(tail, recipe.where)
             came = [episode_id for frame in self._frames for episode_id in frame["episode_id"]]
             before = self._chosen.filter(~pl.col("episode_id").is_in(came))  # only what is new is filtered
             both = pl.concat([before, tail.select(chosen).collect()], how="vertical_relaxed")

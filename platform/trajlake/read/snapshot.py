@@ -27,6 +27,7 @@ from trajlake.errors import (
 )
 from trajlake.read.index import MOST_BYTES, EpisodeIndex
 from trajlake.read.steps_reader import StepsReader
+from trajlake.read.tags import filtered, with_tags
 from trajlake.read.trajectory import Trajectory, restored
 from trajlake.table.commit import active_files
 from trajlake.table.tables import open_table
@@ -76,21 +77,22 @@ class Snapshot:
         return pl.scan_delta(self._steps_table)
 
     def where(self, condition: str | None) -> pl.LazyFrame:
-        """`episodes`, filtered by a SQL condition such as `reward > 0.5 AND domain = 'airline'`.
+        """`episodes`, filtered by a SQL condition such as `reward > 0.5 AND success` or `tags['team'] = 'a'`.
 
         Raises QueryError with what is wrong in it.
         """
         if condition is None or not condition.strip():
             return self.episodes
         with _reading(self.token):
-            frame = self.episodes.filter(pl.sql_expr(condition))
+            frame = filtered(self.episodes, condition)
             frame.collect_schema()
         return frame
 
     def query(self, sql: str) -> pl.DataFrame:
         """The result of a SELECT over `episodes` and `steps` (Polars SQL; only the columns and files that it needs
-        are read). Raises QueryError with what is wrong in it."""
-        context = pl.SQLContext({"episodes": self.episodes, "steps": self.steps})
+        are read). `tags['team']` is a tag of an episode. Raises QueryError with what is wrong in it."""
+        episodes, sql, _ = with_tags(self.episodes, sql)
+        context = pl.SQLContext({"episodes": episodes, "steps": self.steps})
         with _reading(self.token):
             return context.execute(sql).collect(engine="streaming")
 

@@ -1,0 +1,34 @@
+"""Tags in SQL: `tags['team']` is the text of that tag, null where an episode has none of this name.
+
+Polars' SQL knows no maps, so each tag that is named becomes a column before the SQL is read.
+"""
+
+from __future__ import annotations
+
+import re
+
+import polars as pl
+
+# Texts and quoted names come first: what they hold is no tag.
+_TAG = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\btags\s*\[\s*('(?:[^']|'')*')\s*\]""", re.IGNORECASE)
+
+
+def with_tags(episodes: pl.LazyFrame, sql: str) -> tuple[pl.LazyFrame, str, list[str]]:
+    """The frame with a column for each tag that the SQL names, the SQL with these columns, and their names."""
+    columns: dict[str, pl.Expr] = {}
+
+    def column(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return match[0]
+        name = f"tags[{match[1]}]"
+        columns[name] = pl.col("tags").map.get(match[1][1:-1].replace("''", "'")).alias(name)
+        return '"' + name.replace('"', '""') + '"'
+
+    rewritten = _TAG.sub(column, sql)
+    return episodes.with_columns(columns.values()), rewritten, list(columns)
+
+
+def filtered(episodes: pl.LazyFrame, condition: str) -> pl.LazyFrame:
+    """The rows of `episodes` that satisfy a condition in SQL. Raises Polars' errors."""
+    frame, sql, tags = with_tags(episodes, condition)
+    return frame.filter(pl.sql_expr(sql)).drop(tags)
