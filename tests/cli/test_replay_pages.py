@@ -258,6 +258,9 @@ def test_names() -> None:
     assert reward_of({"reward": None}) == "not scored"
     assert reward_of({"reward": float("nan")}) == "NaN"
     assert reward_of({"reward": 0.5, "rewards": [{"name": "format", "value": 1.0}]}) == "0.5 (format 1)"
+    late = [{"name": "tests", "value": 0.0}, {"name": "reward", "value": 0.0}, {"name": "success", "value": 0.0}]
+    assert reward_of({"reward": 0.0, "success": False, "rewards": late}) == "0 (tests 0)"
+    assert reward_of({"reward": 1.0, "success": None, "rewards": late[1:]}) == "1 (reward 0, success 0)"
 
 
 def test_search_and_summary() -> None:

@@ -40,7 +40,10 @@ def test_status_lists_what_waits(left, tmp_path):
     assert {name: row[name] for name in ("state", "lake", "run_id", "worker_id", "segments")} == {
         "state": "left", "lake": uri, "run_id": "run", "worker_id": "w", "segments": 1,
     }  # fmt: skip
-    assert f"{row['bytes']:,} bytes of writers that are gone wait in {spool}" in result.stderr
+    assert (
+        f"{row['bytes']:,} bytes of writers that are gone wait in {spool}: `trajlake spool recover {spool}` uploads"
+        in result.stderr
+    )
     assert "left" in run("spool", "status").stdout, "TRAJLAKE_SPOOL is the default"
     assert "nothing waits in" in run("spool", "status", tmp_path / "none").stderr
 

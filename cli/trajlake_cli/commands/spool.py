@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,8 @@ def status(folder: Path | None, output: Output) -> None:
     output.rows(_rows(entries), columns, expendable=["pid", "path"])
     left = sum(entry.bytes for entry in entries if entry.state == "left")
     if left:
-        say(f"{left:,} bytes of writers that are gone wait in {spool}: `trajlake spool recover` uploads them")
+        recover = "trajlake spool recover" + (f" {shlex.quote(str(folder))}" if folder else "")
+        say(f"{left:,} bytes of writers that are gone wait in {spool}: `{recover}` uploads them")
     elif not entries:
         say(f"nothing waits in {spool}")
     if damaged := sum(entry.damaged for entry in entries):

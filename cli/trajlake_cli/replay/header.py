@@ -68,10 +68,13 @@ def policy(episode: Mapping[str, Any]) -> str:
 
 
 def reward_of(episode: Mapping[str, Any]) -> str:
-    """`0.5 (format 1, tests 0.25)`; `not scored` where there is none."""
+    """`0.5 (format 1, tests 0.25)`; `not scored` where there is none. Late scores that are the reward and the verdict
+    themselves are not said twice."""
     reward = episode.get("reward")
     text = "not scored" if reward is None else number(reward)
-    parts = [f"{cell(part.get('name'))} {cell(part.get('value'))}" for part in episode.get("rewards") or []]
+    said = [("reward", reward), ("success", episode.get("success"))]
+    components = [part for part in episode.get("rewards") or [] if (part.get("name"), part.get("value")) not in said]
+    parts = [f"{cell(part.get('name'))} {cell(part.get('value'))}" for part in components]
     return f"{text} ({', '.join(parts)})" if parts else text
 
 
