@@ -307,14 +307,14 @@ class Group(Strategy):
 
     def leaves_out(self, rows: pl.DataFrame) -> list[tuple[str, pl.Series]]:
         found = [(f"no {self.by}", rows["group"].is_null())]
+        few = rows.select(pl.len().over("group") < self.least)["len"]
         if self.least > 1:
-            few = rows.select(pl.len().over("group") < self.least)["len"]
             found.append((f"fewer than {self.least} rollouts in their group", few))
         if self.drop_constant:
             reward = pl.col("reward").fill_nan(None)
             varies = (reward.n_unique() - reward.is_null().any() > 1).over("group")
             constant = rows.select(~varies)["reward"]
-            groups = rows.filter(constant)["group"].drop_nulls().n_unique()
+            groups = rows.filter(constant & ~few)["group"].drop_nulls().n_unique()
             found.append((f"the reward does not vary in their groups ({groups} groups)", constant))
         return found
 
