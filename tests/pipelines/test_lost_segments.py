@@ -101,6 +101,19 @@ def test_it_waits_then_is_sealed_with_what_is_missing_and_the_whole_replaces_it(
     assert set(lake.segments().collect()["state"]) == {"consumed"}
 
 
+@pytest.mark.parametrize("lost", [[0], [2], [4]])
+def test_an_episode_of_which_steps_were_lost_is_never_drawn(lake, lost):
+    keys = record_in_segments(lake, [1, 2, 2])
+    record(lake, [1], worker="other")
+    for number in lost:
+        lose(lake, keys[number])
+    compact(lake, stale_after=0)
+    sampler = lake.sampler(strategy="epochs", epochs=1)
+    no_end = lost == [4]  # what there is of it has no hole
+    assert {sample.episode_id for sample in sampler} == {"e0001", *(["long"] if no_end else [])}
+    assert sampler.left_out == ({} if no_end else {"steps of it were lost": 1})
+
+
 def test_it_is_whole_as_soon_as_the_segment_comes_before_it_is_sealed(lake):
     keys = record_in_segments(lake, [1, 2, 2])
     data = lose(lake, keys[1])

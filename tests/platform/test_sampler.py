@@ -46,7 +46,7 @@ def episodes(count=12, **columns):
     empty = pl.from_arrow(EPISODES.arrow.empty_table())
     types = {name: empty.schema[name] for name in empty.columns if name != "ended_at"}
     frame = pl.DataFrame({name: given.get(name, [None] * count) for name in (*types, "ended_at")}, strict=False)
-    return frame.with_columns(pl.col(name).cast(types[name]) for name in given if name in types)
+    return frame.with_columns(pl.col(name).cast(types[name]) for name in types)
 
 
 def sampler(strategy="uniform", rows=None, *, rank=0, world_size=1, options=None, **recipe):

@@ -29,6 +29,8 @@ class Put(Protocol):
     def __call__(self, kind: str, episode_id: str, attempt: int, row: Row, size: int, /, wait: bool = True) -> bool: ...
 
 
+STEPS_DROPPED = "steps were dropped"
+"""The stop_reason of an episode of which the queue did not take all steps."""
 _LOG_AGAIN = 10.0  # seconds between two lines about dropped events
 
 # Durations must be right even when the machine's clock is set anew in the middle of an episode.
@@ -190,7 +192,7 @@ class EventQueue:
             told = {name: row[name] for name in ("terminated", "truncated", "reward", "success") if name in row}
             return told | {
                 "status": "aborted",
-                "stop_reason": "steps were dropped",
+                "stop_reason": STEPS_DROPPED,
                 "failure_stage": "other",
                 "failure_detail": f"{dropped} steps were not recorded: the writer's memory was full",
             }

@@ -12,6 +12,7 @@ from trajlake.errors import QueryError, UsageError
 from trajlake.read.index import sorted_by_id
 from trajlake.read.items import NothingFits, Window
 from trajlake.read.strategies import Strategy, strategy_of
+from trajlake.table.sealed import lacks_steps
 
 if TYPE_CHECKING:
     from trajlake.read.snapshot import Snapshot
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 PLACE = ("steps_path", "row_group", "row_offset", "row_count")
 _ALWAYS = (
     "episode_id", "n_steps", "reward", "run_id", "policy_name", "policy_version", "group_id", "retracted",
-    "duplicate_of", *PLACE,
+    "duplicate_of", "stop_reason", *PLACE,
 )  # fmt: skip
 _EPSILON = 1e-6  # keeps groups of equal rewards from dividing by zero
 
@@ -117,6 +118,7 @@ def population(rows: pl.DataFrame, recipe: Recipe, spent: Collection[str] = ()) 
         raise NothingFits("no episode fits" + (fits or ": the snapshot is empty"))
     left_out: dict[str, int] = {}
     rows = _without(rows, "retracted", rows["retracted"].is_not_null(), left_out)
+    rows = _without(rows, "steps of it were lost", rows.select(lacks_steps()).to_series(), left_out)
     if recipe.unique:
         rows = _without(rows, "repeats another episode", rows["duplicate_of"].is_not_null(), left_out)
     if not recipe.empty:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
+from trajlake.ingest.event_queue import STEPS_DROPPED
+
 NO_END = "no end was recorded"
 _BEGINNING = "its beginning"
 _NOT_HERE = "did not arrive"
@@ -37,3 +39,9 @@ def is_sealed() -> pl.Expr:
 def lacks_its_beginning() -> pl.Expr:
     """Whether it was sealed without its beginning."""
     return is_sealed() & pl.col("stop_reason").str.starts_with(_BEGINNING).fill_null(False)
+
+
+def lacks_steps() -> pl.Expr:
+    """Whether the episode ended as it says, and not all of its steps are here: they were lost or dropped on the way."""
+    reason = pl.col("stop_reason")
+    return ((is_sealed() & (reason != NO_END)) | (reason == STEPS_DROPPED)).fill_null(False)
