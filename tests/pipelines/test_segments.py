@@ -9,7 +9,7 @@ from tests.rollouts import assert_sound
 
 import trajlake
 from trajlake.errors import UsageError
-from trajlake.ingest.segment import SegmentName
+from trajlake.ingest.segment import Event, SegmentName, read_tail
 from trajlake_pipelines.compact import compact
 from trajlake_pipelines.requeue import retry
 
@@ -48,6 +48,24 @@ def test_one_that_is_still_broken_is_quarantined_again(lake):
     assert compact(lake).quarantined_segments == 2
     assert len(quarantined(lake)) == 2
     assert retry(lake) != []
+
+
+@pytest.mark.parametrize("with_descriptor", [True, False])
+def test_a_segment_with_an_event_of_no_episode_stops_nothing_else(lake, with_descriptor):
+    """Writers refuse such events, and did not always."""
+    with lake.writer("run", "open") as writer:
+        writer.episode(episode_id="open").step(message="m")  # waits, so that ids are put in order
+    score = Event("score", None, 0, 4, 0, {"name": "judge", "value": 1.0})
+    data = segment_bytes([*events_of(episode_id(9)), score])
+    if not with_descriptor:
+        data = data[: read_tail(data)["stream_bytes"]]
+    path = Path(lake.uri) / SegmentName("run", "w", 0, 9).key
+    path.write_bytes(data)
+    land(lake.store, [10], worker="other")
+    report = compact(lake)
+    assert (report.episodes, report.quarantined_segments) == (1, 1)
+    assert "names no episode" in quarantined(lake).filter(pl.col("path").str.ends_with(path.name))["reason"][0]
+    assert_sound(lake)
 
 
 def test_a_key_that_is_not_in_quarantine_is_refused(lake):

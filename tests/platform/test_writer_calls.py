@@ -204,6 +204,25 @@ def test_scores_and_retractions_come_later_from_elsewhere(lake):
     assert [rows[name]["retracted"] for name in "abc"] == [None, "leaked answers", "leaked answers"]
 
 
+@pytest.mark.parametrize("episode_id", [None, "", 7, "\ud800"])
+def test_what_is_said_of_no_episode_is_refused(lake, episode_id):
+    with lake.writer("run", "w") as writer, lake.scores("run") as scores:
+        for said in (
+            lambda: writer.score(episode_id, "judge", 1.0),
+            lambda: scores.add(episode_id, "judge", 1.0),
+            lambda: writer.retract(episode_id, "leaked"),
+        ):
+            with pytest.raises(UsageError, match="episode_id must be text that is not empty"):
+                said()
+        with pytest.raises(UsageError, match="'judge' has no value"):
+            scores.add("e", "judge", None)
+        with pytest.raises(UsageError, match="say why it is retracted"):
+            writer.retract("e", None)
+    with pytest.raises(UsageError, match="episode_id must be text"):
+        lake.retract([episode_id], "leaked")
+    assert not list(lake.store.list("landing/"))
+
+
 def test_a_score_before_the_end_counts_too(lake):
     with lake.writer("run", "w") as writer, writer.episode(episode_id="e") as episode:
         episode.score("format", 0.2)

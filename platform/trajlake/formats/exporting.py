@@ -22,7 +22,7 @@ import polars as pl
 
 from trajlake.errors import ExportError, FormatError, UsageError
 from trajlake.formats import FORMATS, Format, Refused, format_named, open_source
-from trajlake.formats.rebuild import SOURCE_ROW, extra_of, source_row
+from trajlake.formats.rebuild import SOURCE_ROW, extra_of, source_row, standard
 from trajlake.read.shards import ShardFile, shard_file
 from trajlake.read.trajectory import Trajectory, restored
 
@@ -178,8 +178,8 @@ def _with_source_row(one: Trajectory, kept: Mapping[str, Any]) -> Trajectory:
 
 def by_columns(one: Trajectory, chosen: Format) -> Trajectory:
     """The episode as conversation formats have it, by its columns alone: a tool's results as steps behind the step
-    that called it, an id for every call, arguments as text, and what an environment said as said by a user. Raises
-    ExportError for an episode that says nothing but arrays."""
+    that called it, an id for every call, arguments as text, what an environment said as said by a user, and null for
+    NaN and infinities. Raises ExportError for an episode that says nothing but arrays."""
     if one.steps and not any(step[name] is not None for step in one.steps for name in _SAYS):
         raise ExportError(
             f"episode {one.episode_id} has steps of arrays and no text, for which {chosen.name} has no place: export "
@@ -210,7 +210,7 @@ def by_columns(one: Trajectory, chosen: Format) -> Trajectory:
                 result["call_id"] = waiting[0]
             waiting = [identity for identity in waiting if identity != result["call_id"]]
         steps += _messages(step, results)
-    return Trajectory({**one.episode, "extra": None}, steps)
+    return Trajectory(standard({**one.episode, "extra": None}), standard(steps))
 
 
 def _image_url(part: Mapping[str, Any]) -> Mapping[str, Any]:

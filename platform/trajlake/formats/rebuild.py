@@ -292,6 +292,15 @@ def laid_out(values: Iterable[Any], layout: str) -> Iterator[bytes]:
     yield (b"" if opening == b",\n" else opening) + b"\n]\n"
 
 
+def standard(value: Any) -> Any:
+    """The value with null for NaN and infinities, which many readers of JSON refuse."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: standard(inside) for name, inside in value.items()}
+    return [standard(inside) for inside in value] if isinstance(value, list) else value
+
+
 def json_bytes(value: Any) -> bytes:
     """Compact JSON in UTF-8, with `NaN` and `Infinity` as sources have them; ASCII where it holds lone surrogates."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -29,6 +29,7 @@ END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 EVENT_SCHEMA: pa.Schema = EVENTS.arrow.with_metadata({b"trajlake.events": str(EVENTS.version).encode()})
 STREAM_HEAD = EVENT_SCHEMA.serialize().size
+_NO_ID = "an event in it names no episode"
 _KEY_TYPES = [EVENTS[name].type for name in ("kind", "episode_id", "attempt", "sequence", "recorded_at")]
 
 
@@ -175,6 +176,8 @@ def read_descriptor(tail: bytes, key: str) -> Descriptor | None:
         if body is None:
             return None
         parts = tuple(EpisodePart(*part) for part in body["episodes"])
+        if not all(isinstance(part.episode_id, str) for part in parts):
+            raise SegmentUnreadable(f"{key}: {_NO_ID}")
         return Descriptor(body["events"], body["first_sequence"], parts)
     except (ValueError, KeyError, TypeError) as error:
         raise SegmentUnreadable(f"{key}: its descriptor is damaged: {error}") from error
@@ -201,7 +204,10 @@ def decode_segment(data: bytes, key: str) -> pa.Table:
         raise SegmentUnreadable(f"{key}: damaged after {count} events: {damage}")
     if not whole:
         raise SegmentUnreadable(f"{key}: cut off after {count} events")
-    return _to_current(pa.Table.from_batches(batches, schema=schema), key)
+    events = _to_current(pa.Table.from_batches(batches, schema=schema), key)
+    if events["episode_id"].null_count:
+        raise SegmentUnreadable(f"{key}: {_NO_ID}")
+    return events
 
 
 def decode_spool(data: bytes, key: str) -> pa.Table:

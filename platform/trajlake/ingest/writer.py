@@ -97,8 +97,7 @@ class Writer:
         a higher `attempt`: the complete attempt wins, then the later one. Raises UsageError that names the field."""
         if episode_id is None:
             episode_id = new_episode_id()
-        elif not isinstance(episode_id, str) or not episode_id or _has_surrogates(episode_id):
-            raise UsageError(f"episode_id must be text that is not empty, not {episode_id!r}")
+        _check_id(episode_id)
         if not isinstance(attempt, int) or not 0 <= attempt < 2**31:
             raise UsageError(f"attempt must be 0, 1, 2, …, not {attempt!r}")
         if (episode_id, attempt) in self._inherited:
@@ -114,13 +113,19 @@ class Writer:
     def score(
         self, episode_id: str, name: str, value: float, *, weight: float | None = None, kind: str | None = None
     ) -> None:
-        """Add a reward component to an episode of any worker, before or after its end."""
+        """Add a reward component to an episode of any worker, before or after its end. Raises UsageError."""
+        _check_id(episode_id)
+        if value is None:
+            raise UsageError(f"score {name!r} has no value: give a number, or no score")
         (row,) = rewards([{"name": name, "value": value, "weight": weight, "kind": kind}])
         self.record("score", episode_id, 0, row)
 
     def retract(self, episode_id: str, reason: str) -> None:
-        """Mark an episode of any worker as not to be used."""
-        self.record("retract", episode_id, 0, {"reason": str(reason)})
+        """Mark an episode of any worker as not to be used. Raises UsageError."""
+        _check_id(episode_id)
+        if not isinstance(reason, str) or not reason.strip():
+            raise UsageError(f"say why it is retracted, as text, not {reason!r}")
+        self.record("retract", episode_id, 0, {"reason": reason})
 
     def record(self, kind: str, episode_id: str, attempt: int, row: Row) -> None:
         """Queue one event; waits only while memory is full."""
@@ -260,6 +265,11 @@ class Writer:
 
 def _unpickle(store: ObjectStore, run: str, worker: str, choices: WriterChoices) -> Writer:
     return Writer(store, run, worker, **choices)
+
+
+def _check_id(episode_id: object) -> None:
+    if not isinstance(episode_id, str) or not episode_id or _has_surrogates(episode_id):
+        raise UsageError(f"episode_id must be text that is not empty, not {episode_id!r}")
 
 
 def new_episode_id() -> str:

@@ -204,6 +204,23 @@ def test_episodes_of_a_worker_come_in_again_with_what_they_say(name: str, import
         assert sorted(again.collect(again.episodes)["reward"].to_list()) == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("name", [name for name in FILES if format_named(name).takes_any])
+def test_numbers_that_json_does_not_have_become_null(name: str, imports: Imports, tmp_path: Path) -> None:
+    def record(writer: Any) -> None:
+        with writer.episode(episode_id="e") as episode:
+            episode.step(source="user", message="Look.")
+            episode.step(message="A cat.", token_ids=[1, 2], logprobs=[float("nan"), -0.5], reward=float("inf"))
+            episode.end(reward=float("-inf"))
+
+    imports(record=record).export(tmp_path / "out", format=name)
+    [path] = exported(tmp_path / "out")
+    text = path.read_text()
+    refuse = lambda constant: pytest.fail(f"{constant} is no JSON")  # noqa: E731
+    for line in [text] if name in {"tau-bench", "atif"} else text.splitlines():
+        json.loads(line, parse_constant=refuse)
+    assert "A cat." in text
+
+
 def test_openai_chat_keeps_the_typed_columns_of_a_conversation(imports: Imports, tmp_path: Path) -> None:
     snapshot = imports(record=conversations)
     snapshot.export(tmp_path / "out", format="openai-chat")
