@@ -48,7 +48,10 @@ class Batch:
         """For each sample the rows of its steps."""
         whole = self._source.steps_of(self._rows, keep=True)
         bounds = zip(self._pieces.start.tolist(), self._pieces.stop.tolist(), strict=True)
-        return [table.slice(start, stop - start) for table, (start, stop) in zip(whole, bounds, strict=True)]
+        return [
+            table if stop - start == len(table) else table.slice(start, stop - start)
+            for table, (start, stop) in zip(whole, bounds, strict=True)
+        ]
 
     @property
     def steps(self) -> pa.Table:

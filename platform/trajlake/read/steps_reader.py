@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 from collections import OrderedDict
@@ -53,7 +52,8 @@ class GroupCache:
         """Keep these, which were decoded together, and let go of those that were not used for longest."""
         if not self._most:
             return
-        size = sum(table.nbytes for table in groups.values())
+        # The groups are slices: of each of the few tables that they are of, all is kept.
+        size = sum({_first_address(table): table.get_total_buffer_size() for table in groups.values()}.values())
         with self._lock:
             block, self._next = self._next, self._next + 1
             self._blocks[block] = (size, groups)
@@ -109,14 +109,16 @@ class StepsReader:
         if len(parts) <= 1:
             yield from (_decoded(self._fetched(*part)) for part in parts)
             return
-        with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(os.cpu_count()) as decoders:
+        with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(self._footer, by_file))
-            decoded = [
-                decoders.submit(_decoded, some, use_threads=False)
-                for some in _together(pool.map(lambda part: self._fetched(*part), parts))
-            ]
-            for some in decoded:
-                yield some.result()
+            waiting: list[Fetched] = []
+            for part in pool.map(lambda part: self._fetched(*part), parts):
+                waiting += part
+                if sum(len(data) for _, _, data in waiting) >= _DECODED_AT_ONCE:
+                    yield _decoded(waiting)
+                    waiting = []
+            if waiting:
+                yield _decoded(waiting)
 
     def _fetched(self, path: str, numbers: Sequence[int]) -> list[Fetched]:
         """Row groups of one file, in one call of the store."""
@@ -154,22 +156,15 @@ class StepsReader:
         return footer
 
 
+def _first_address(table: pa.Table) -> int:
+    """What slices of one table have in common, and slices of others not."""
+    return int(table[0].chunk(0).buffers()[1].address)
+
+
 def _key(path: str) -> str:
     return f"{STEPS.name}/{path}"
 
 
-def _together(fetched: Iterable[list[Fetched]]) -> Iterator[list[Fetched]]:
-    """What is to be decoded together, as soon as it is here."""
-    waiting: list[Fetched] = []
-    for part in fetched:
-        waiting += part
-        if sum(len(data) for _, _, data in waiting) >= _DECODED_AT_ONCE:
-            yield waiting
-            waiting = []
-    if waiting:
-        yield waiting
-
-
-def _decoded(fetched: Sequence[Fetched], *, use_threads: bool = True) -> dict[Group, pa.Table]:
-    tables = decode([(group, data) for _, group, data in fetched], use_threads=use_threads)
+def _decoded(fetched: Sequence[Fetched]) -> dict[Group, pa.Table]:
+    tables = decode([(group, data) for _, group, data in fetched])
     return {name: table for (name, _, _), table in zip(fetched, tables, strict=True)}

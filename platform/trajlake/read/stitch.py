@@ -116,9 +116,9 @@ class Footer:
         return self._shapes[storage]
 
 
-def decode(groups: Sequence[tuple[RowGroup, bytes]], *, use_threads: bool = True) -> list[pa.Table]:
+def decode(groups: Sequence[tuple[RowGroup, bytes]]) -> list[pa.Table]:
     """The steps of each row group, given its bytes, as a table of all columns of `steps`; slices of what was decoded
-    together, with Arrow's threads where it is much. Raises StoreError where the bytes are no row groups."""
+    together. Raises StoreError where the bytes are no row groups."""
     found: dict[int, pa.Table] = {}
     together: dict[Shape, list[int]] = {}
     for place, (group, _) in enumerate(groups):
@@ -127,7 +127,7 @@ def decode(groups: Sequence[tuple[RowGroup, bytes]], *, use_threads: bool = True
         for part in [[place] for place in places] if shape.has_dictionary else [places]:
             mine = [groups[place] for place in part]
             try:
-                table = with_nulls(_decoded(shape, mine, use_threads), STEPS.arrow)
+                table = with_nulls(_decoded(shape, mine), STEPS.arrow)
             except (pa.ArrowException, OSError) as error:
                 raise StoreError(f"row groups of steps are damaged: {error}") from error
             start = 0
@@ -137,7 +137,7 @@ def decode(groups: Sequence[tuple[RowGroup, bytes]], *, use_threads: bool = True
     return [found[place] for place in range(len(groups))]
 
 
-def _decoded(shape: Shape, groups: list[tuple[RowGroup, bytes]], use_threads: bool) -> pa.Table:
+def _decoded(shape: Shape, groups: list[tuple[RowGroup, bytes]]) -> pa.Table:
     """The columns of these row groups that are in the file, one row group behind the other."""
     views = [(group.chunks.tolist(), memoryview(data)) for group, data in groups]
     rows = sum(group.rows for group, _ in groups)
@@ -157,7 +157,7 @@ def _decoded(shape: Shape, groups: list[tuple[RowGroup, bytes]], use_threads: bo
     footer = _footer(shape.schema, rows, columns, position - len(_MAGIC))
     pieces += [footer, struct.pack("<I", len(footer)), _MAGIC]
     file = pq.ParquetFile(pa.BufferReader(b"".join(pieces)), pre_buffer=False)
-    return file.read(use_threads=use_threads and position > _WORTH_THREADS)
+    return file.read(use_threads=position > _WORTH_THREADS)
 
 
 # -- Thrift's compact protocol -------------------------------------------------------------------------------------
