@@ -315,7 +315,7 @@ def _uploaded(options: Options, episodes: Sequence[Rollout], uri: str) -> list[R
             processor=median(processor for _, processor in costs),
             time_goal=None if name == OURS else 0.8,
         )
-        for name, costs in in_turns({OURS: ours, "bare PUTs": bare_puts}, options.repeats).items()
+        for name, costs in in_turns({OURS: ours, "bare PUTs": bare_puts}, 3 * options.repeats).items()
     ]
 
 

@@ -120,7 +120,7 @@ def _epoch(corpus: Corpus, repeats: int) -> list[Result]:
         sampler = trajlake.connect(lake.uri).snapshot().sampler("epochs", epochs=1, seed=1)
 
         def read() -> None:
-            assert sum(len(batch.steps) for batch in sampler.batches(BATCH)) == steps
+            assert sum(len(table) for batch in sampler.batches(BATCH) for table in batch.tables) == steps
 
         return timed(read)
 
@@ -130,7 +130,7 @@ def _epoch(corpus: Corpus, repeats: int) -> list[Result]:
 
         return timed(read)
 
-    found = in_turns({OURS: shuffled, "sequential scan": sequential}, repeats, warm_up=False)
+    found = in_turns({OURS: shuffled, "sequential scan": sequential}, 3 * repeats)
     return [
         Result(
             f"a full epoch of {corpus.episodes} episodes",
