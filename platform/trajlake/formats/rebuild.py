@@ -208,34 +208,21 @@ def _is_same(one: Any, other: Any) -> bool:
     kind = type(one)
     if kind is not type(other):
         return False
-    if kind is dict:
-        if len(one) != len(other):
-            return False
-        for name, value in one.items():
-            given = other.get(name, _MISSING)
-            if value is given:
-                continue
-            kind = type(value)
-            if kind is dict or kind is list:
-                if not _is_same(value, given):
-                    return False
-            elif kind is not type(given) or value != given:
+    if kind is not dict and kind is not list:
+        return bool(one == other)
+    if len(one) != len(other):
+        return False
+    others = [other.get(name, _MISSING) for name in one] if kind is dict else other
+    for value, given in zip(one.values() if kind is dict else one, others, strict=True):
+        if value is given:
+            continue
+        kind = type(value)
+        if kind is dict or kind is list:  # a call for each text would be most of the time
+            if not _is_same(value, given):
                 return False
-        return True
-    if kind is list:
-        if len(one) != len(other):
+        elif kind is not type(given) or value != given:
             return False
-        for value, given in zip(one, other, strict=True):
-            if value is given:
-                continue
-            kind = type(value)
-            if kind is dict or kind is list:
-                if not _is_same(value, given):
-                    return False
-            elif kind is not type(given) or value != given:
-                return False
-        return True
-    return bool(one == other)
+    return True
 
 
 def _compare(wanted: Any, given: Any, path: list[str | int], patch: Patch) -> None:
