@@ -1,6 +1,6 @@
 """Carrying out a plan: Beam over its units, then the commits. The pipeline is one line, and what crosses it is small.
 
-    Create(units) ▸ ParDo(key by unit) ▸ GroupByKey ▸ ParDo(work)
+    Create((key, unit)) ▸ GroupByKey ▸ ParDo(work)
 
 What the units did stands in the store, not in what the pipeline returns, so any Beam runner will do and a change
 that died resumes with the units it has.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,25 +32,48 @@ _THREADS = 8
 
 
 class RunUnit(beam.DoFn):
-    """Does the units of a key, as many at a time as `at_once` says. The store travels in the constructor: pipeline
-    options do not reach every worker."""
+    """Does the units of a key, in the pool of that name where this process has it. The store travels in the
+    constructor: pipeline options do not reach every worker."""
 
-    def __init__(self, store: ObjectStore, kind: str, number: int, at_once: AtOnce) -> None:
+    def __init__(self, store: ObjectStore, kind: str, number: int, pool: str) -> None:
         self._store = store
         self._kind = kind
         self._number = number
-        self._at_once = at_once
+        self._pool = pool
 
     def setup(self) -> None:
         kinds.use_reusing_memory()
 
-    def process(self, element: tuple[int, Iterable[Element]]) -> Iterator[int]:
+    def process(self, element: tuple[int, Iterable[str]]) -> Iterator[int]:
         key, units = element
-        count = self._at_once.units
-        with process_pool(count, kinds.use_reusing_memory) if self._at_once.in_processes else _threads(count) as pool:
-            for unit in [pool.submit(kinds.run_element, self._store, self._kind, self._number, each) for each in units]:
-                unit.result()
+        pool = _POOLS.get(self._pool)
+        if pool is None:
+            for each in units:
+                kinds.run_element(self._store, self._kind, self._number, each)
+        else:
+            work = [pool.submit(kinds.run_element, self._store, self._kind, self._number, each) for each in units]
+            for done in work:
+                done.result()
         yield key
+
+
+_POOLS: dict[str, Executor] = {}
+"""Who does several units at a time, by a name that travels with the pipeline where the pool itself cannot."""
+
+
+@contextmanager
+def _pool_for(at_once: AtOnce) -> Iterator[str]:
+    """The name of a pool of this process. Processes start here, while Beam puts its pipeline together."""
+    name = uuid.uuid4().hex
+    if at_once.units == 1:
+        yield name
+        return
+    pool = process_pool(at_once.units, kinds.use_reusing_memory) if at_once.in_processes else _threads(at_once.units)
+    with pool as _POOLS[name]:
+        try:
+            yield name
+        finally:
+            del _POOLS[name]
 
 
 @contextmanager
@@ -59,16 +83,6 @@ def _threads(count: int) -> Iterator[Executor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def by_number(unit: Element) -> tuple[int, Element]:
-    """The key spreads units over workers: what follows the GroupByKey runs wherever there is room."""
-    return unit["number"], unit
-
-
-def together(unit: Element) -> tuple[int, Element]:
-    """One key: the units stay with one worker, which does several at a time."""
-    return 0, unit
 
 
 def carry_out(store: ObjectStore, plan: Plan, runner: Runner, on_progress: Progress | None = None) -> list[Element]:
@@ -111,19 +125,23 @@ def carry_out_own(
 def _run(store: ObjectStore, plan: Plan, units: list[Element], runner: Runner) -> None:
     size = sum(map(kinds.bytes_of, units))
     at_once = runner.at_once(len(units), size, native=plan.kind in kinds.NATIVE)
-
-    def build(pipeline: beam.Pipeline) -> None:
-        _ = (
-            pipeline
-            | "units" >> beam.Create(units, reshuffle=False)
-            | "key" >> beam.Map(by_number if at_once.units == 1 else together)
-            | "spread" >> beam.GroupByKey()
-            | "work" >> beam.ParDo(RunUnit(store, plan.kind, plan.number, at_once))
-        )
+    # By number they are spread: what follows the GroupByKey runs wherever there is room. With one key they stay with
+    # one worker, which does several at a time. As text, for Beam looks into all else, and copies it at every step.
+    keyed = [(unit["number"] if at_once.units == 1 else 0, json.dumps(unit)) for unit in units]
 
     with _quiet_beam(), _own_memory():
         try:
-            runner.run(build, store)
+            with _pool_for(at_once) as pool:
+
+                def build(pipeline: beam.Pipeline) -> None:
+                    _ = (
+                        pipeline
+                        | "units" >> beam.Create(keyed, reshuffle=False)
+                        | "spread" >> beam.GroupByKey()
+                        | "work" >> beam.ParDo(RunUnit(store, plan.kind, plan.number, pool))
+                    )
+
+                runner.run(build, store)
         except TrajlakeError:
             raise
         except Exception as error:  # a runner raises what it likes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -39,8 +40,9 @@ def bytes_of(element: Element) -> int:
     return int(element.get("bytes", 0))
 
 
-def run_element(store: ObjectStore, kind: str, number: int, element: Element) -> None:
-    """Do one unit and leave its result in the store; nothing where the result is there."""
+def run_element(store: ObjectStore, kind: str, number: int, text: str) -> None:
+    """Do one unit, given as JSON, and leave its result in the store; nothing where the result is there."""
+    element: Element = json.loads(text)
     if kind == "compact":
         run_unit(store, number, unit_from_json(element))
     elif kind == "optimize":

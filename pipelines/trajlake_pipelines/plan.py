@@ -9,12 +9,14 @@ dedupe are all such changes, so that they are safe beside each other and finish 
 from __future__ import annotations
 
 import json
+import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Any
 
 import polars as pl
@@ -239,9 +241,13 @@ def _parts_of(store: ObjectStore, segment: PlannedSegment) -> dict[str, list[Epi
 
 
 def _at_most(segments: list[ObjectInfo], limit: int) -> list[ObjectInfo]:
-    """The first segments, of about `limit` bytes: those of one writer stand together, so few episodes are cut."""
-    ends = accumulate(info.size for info in segments)
-    return segments[: 1 + sum(1 for end in islice(ends, len(segments) - 1) if end < limit)] if segments else []
+    """The first segments, of at most about `limit` bytes and as much as each of the plans that follow: those of one
+    writer stand together, so few episodes are cut."""
+    ends = list(accumulate(info.size for info in segments))
+    if not ends or ends[-1] <= limit:
+        return segments
+    share = ends[-1] / math.ceil(ends[-1] / limit)
+    return segments[: 1 + bisect_left(ends, share)]
 
 
 def planned(info: ObjectInfo) -> PlannedSegment:

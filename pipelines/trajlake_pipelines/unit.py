@@ -8,8 +8,9 @@ A unit that is repeated, by a retry or by another compactor, writes files with t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -63,9 +64,9 @@ def run_unit(store: ObjectStore, compaction: int, unit: Unit) -> None:
 def _read(store: ObjectStore, unit: Unit) -> tuple[list[tuple[PlannedSegment, pa.Table]], dict[str, str]]:
     """The segments that this unit takes events of, and those that cannot be read with the reason."""
 
-    def one(segment: PlannedSegment) -> pa.Table | str:
+    def decoded(segment: PlannedSegment, data: Future[bytes]) -> pa.Table | str:
         try:
-            return decode_segment(store.get(segment.key), segment.key)
+            return decode_segment(data.result(), segment.key)
         except SegmentUnreadable as error:
             return str(error)
         except ObjectMissing:
@@ -74,12 +75,25 @@ def _read(store: ObjectStore, unit: Unit) -> tuple[list[tuple[PlannedSegment, pa
     tables: list[tuple[PlannedSegment, pa.Table]] = []
     quarantined: dict[str, str] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
-        for segment, found in zip(unit.segments, pool.map(one, unit.segments), strict=True):
+        fetched = [pool.submit(store.get, segment.key) for segment in unit.segments]
+        for segment, found in zip(unit.segments, _decoder.thread.map(decoded, unit.segments, fetched), strict=True):
             if isinstance(found, str):
                 quarantined[segment.key] = found
             else:
                 tables.append((segment, found))
     return tables, quarantined
+
+
+class _Decoder(threading.local):
+    """Of each thread that does units a second one, which decodes for it and lives as long. What was decoded is thus
+    of another arena of the allocator than what is made of it, and each finds the memory that the last unit gave back:
+    with both in one, or with new threads a unit, twice as much is asked of the system."""
+
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(1, "trajlake-decode")
+
+
+_decoder = _Decoder()
 
 
 def _write(

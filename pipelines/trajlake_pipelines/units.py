@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ import polars as pl
 from trajlake.ingest.segment import Descriptor
 
 _CHUNK = 100_000  # parts that are kept as Python lists before they become columns
+_LAST = 2  # so much of the work, in units, is cut into halves: so workers end together, and not one a unit later
+_WORTH_HALVES = 6.0  # units from which on that is done; few small files rather than little waiting
 
 
 @dataclass(frozen=True)
@@ -146,21 +149,19 @@ def assign_units(
 ) -> list[Unit]:
     """Bins of whole episodes, each of about `unit_bytes`, in the order of the segments in which they begin.
 
-    Neighbouring episodes share segments, so bins of neighbours read few segments twice.
+    Neighbouring episodes share segments, so bins of neighbours read few segments twice. Of many bins the last are
+    half as large.
     """
     if parts.is_empty():
         return []
     # Episodes are told apart by hash: two that collide merely come into the same unit.
     keys = parts.select("segment", "bytes", key=pl.col("episode_id").hash(seed=0))
     whole = keys.group_by("key").agg(first=pl.col("segment").min(), bytes=pl.col("bytes").sum())
-    whole = whole.sort(["first", "key"]).select(
-        "key",
-        unit=((pl.col("bytes").cast(pl.Float64).cum_sum() - pl.col("bytes") / 2) / unit_bytes)
-        .floor()
-        .rank("dense")
-        .cast(pl.Int32)
-        - 1,
-    )
+    position = (pl.col("bytes").cast(pl.Float64).cum_sum() - pl.col("bytes") / 2) / unit_bytes
+    total = float(whole["bytes"].cast(pl.Float64).sum()) / unit_bytes
+    if total >= _WORTH_HALVES:
+        position = pl.max_horizontal(position, 2 * position - math.floor(total - _LAST))
+    whole = whole.sort(["first", "key"]).select("key", unit=position.floor().rank("dense").cast(pl.Int32) - 1)
     placed = keys.select("key", "segment").join(whole, on="key", how="left", maintain_order="left")
     pairs = placed.select("unit", "segment").unique().sort("unit", "segment")
     # A segment that others read too, or that was consumed before, holds events that are not this unit's.

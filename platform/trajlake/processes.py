@@ -17,6 +17,10 @@ import pyarrow as pa
 
 from trajlake.errors import TrajlakeError
 
+_ANY_SIZE = "1e18"
+"""Bytes. Where psutil is installed, loky starts a process anew that has come to hold 300 MB more: ours keep memory
+that the next piece of work uses again."""
+
 
 @contextmanager
 def process_pool(count: int, begin: Callable[..., object], *arguments: Any) -> Iterator[Executor]:
@@ -31,6 +35,7 @@ def process_pool(count: int, begin: Callable[..., object], *arguments: Any) -> I
 
     cores = max(1, (os.cpu_count() or 1) // count)
     limits = {"POLARS_MAX_THREADS": str(cores), "OMP_NUM_THREADS": str(cores)}
+    limits["LOKY_MAX_MEMORY_LEAK_SIZE"] = _ANY_SIZE
     pool = loky.ProcessPoolExecutor(
         count, initializer=_begin, initargs=(os.getpid(), cores, begin, arguments), env=limits
     )

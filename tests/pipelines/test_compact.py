@@ -11,11 +11,12 @@ from deltalake import QueryBuilder
 from tests.rollouts import assert_same_rows, assert_sound, record, record_episode, rows
 
 import trajlake
-from trajlake.ingest.segment import SegmentName
+from trajlake.ingest.segment import Descriptor, EpisodePart, SegmentName
 from trajlake.read.steps_reader import StepsReader
 from trajlake.table.commit import active_files
 from trajlake.table.tables import open_table
 from trajlake_pipelines.compact import compact
+from trajlake_pipelines.units import Parts, PlannedSegment, assign_units
 from trajlake_schemas import STEPS
 
 pytestmark = pytest.mark.beam
@@ -310,6 +311,36 @@ def test_a_large_input_is_taken_in_several_plans_and_gives_the_same_rows(tmp_pat
     assert (report.compactions, report.episodes) == (5, 12)
     assert_same_rows(lake, other)
     assert_sound(other)
+
+
+def test_plans_of_a_large_input_share_it_evenly(tmp_path, monkeypatch):
+    import trajlake_pipelines.plan as plan
+
+    lake = trajlake.create(tmp_path / "lake")
+    with lake.writer(run="run", worker="w") as writer:
+        for number in range(10):
+            record_episode(writer, number)
+            writer.flush()
+    size = sum(info.size for info in lake.store.list("landing/"))
+    monkeypatch.setattr(plan, "PLAN_BYTES", int(0.9 * size))
+    assert compact(lake).compactions == 2
+    plans = [plan.load_plan(lake.store, number) for number in (1, 2)]
+    assert [sum(len(unit.segments) for unit in each.units) for each in plans] in ([5, 5], [6, 4])
+
+
+def test_the_last_units_of_many_are_halves_so_that_workers_end_together():
+    def unit_sizes(count: int) -> list[int]:
+        parts = Parts()
+        for number in range(count):
+            part = EpisodePart(f"e{number:04d}", 0, 10, True, True)
+            parts.add(PlannedSegment(f"landing/r/w/000001/{number:08d}.arrow", 10, 0), Descriptor(10, 0, (part,)))
+        units = assign_units(parts.frame(), parts.segments, {}, (), 100)
+        assert [unit.number for unit in units] == list(range(len(units)))
+        assert sorted(each.key for unit in units for each in unit.segments) == [each.key for each in parts.segments]
+        return [len(unit.segments) for unit in units]
+
+    assert unit_sizes(30) == [10, 10, 10]
+    assert unit_sizes(80) == [10] * 6 + [5] * 4
 
 
 def test_events_in_are_the_sum_of_what_became_of_them(lake):

@@ -179,7 +179,7 @@ def test_a_process_works_on_as_many_units_at_a_time_as_there_are_cores(tmp_path,
     two, real = threading.Barrier(2), kinds.run_element
 
     def run_element(store, kind, number, element):
-        if element["number"] < 2:
+        if json.loads(element)["number"] < 2:
             two.wait(timeout=60)
         real(store, kind, number, element)
 

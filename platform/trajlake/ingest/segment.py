@@ -71,8 +71,7 @@ class SegmentName:
         return name
 
 
-@dataclass(frozen=True)
-class EpisodePart:
+class EpisodePart(NamedTuple):
     """What one segment holds of one attempt at an episode."""
 
     episode_id: str
@@ -175,7 +174,7 @@ def read_descriptor(tail: bytes, key: str) -> Descriptor | None:
         body = read_tail(tail)
         if body is None:
             return None
-        parts = tuple(EpisodePart(*part) for part in body["episodes"])
+        parts = tuple(EpisodePart._make(part) for part in body["episodes"])
         if not all(isinstance(part.episode_id, str) for part in parts):
             raise SegmentUnreadable(f"{key}: {_NO_ID}")
         return Descriptor(body["events"], body["first_sequence"], parts)
@@ -222,7 +221,8 @@ def _read_stream(data: bytes, key: str) -> tuple[list[pa.RecordBatch], pa.Schema
     """Its whole batches, its schema, whether its end mark is there, and what stopped the reading."""
     source = pa.BufferReader(data)
     try:
-        stream = pa.ipc.open_stream(source)
+        # With threads each buffer is a task, and to hand it on costs more than to decompress it.
+        stream = pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False))
     except (pa.ArrowException, OSError) as error:
         raise SegmentUnreadable(f"{key}: not an Arrow stream: {_first_line(error)}") from error
     if {"kind", "episode_id", "attempt", "sequence", "recorded_at"} - set(stream.schema.names):
