@@ -79,14 +79,14 @@ class Runner:
     def at_once(self, units: int, size: int, *, native: bool) -> AtOnce:
         """How one worker goes about `units` units that read `size` bytes together.
 
-        Workers of a cluster do one at a time. This machine does as many as it has cores: in threads of this process
-        where their work is `native` (outside the interpreter) and the cores few, else in processes where the input
-        pays for them.
+        Workers of a cluster do one at a time. This machine does as many as it has cores: in processes where the input
+        pays for their start, else in threads of this one where their work is `native` (outside the interpreter) and
+        the cores few.
         """
         if self.name != "local" or any(option.startswith(_BEAMS_OWN) for option in self.options):
             return AtOnce(1)
         cores = min(self.processes or os.cpu_count() or 1, units)
-        if self.processes is not None or (size >= PROCESSES_PAY_FROM and not (native and cores <= MOST_THREADS)):
+        if self.processes is not None or size >= PROCESSES_PAY_FROM:
             return AtOnce(cores, in_processes=cores > 1)
         return AtOnce(cores if native and cores <= MOST_THREADS else 1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
@@ -28,18 +28,30 @@ class Batch:
     """What one call of `Sampler.batch` drew: a sequence of trajectories, in the order of `samples`.
 
     Arrow tables are slices of what was read, and numpy arrays of numbers are views of them: nothing is copied until
-    rows are put side by side. Trajectories are made when they are first asked for. Not a `collections.abc.Sequence`,
+    rows are put side by side. Samples and trajectories are made when they are first asked for. Not a `collections.abc.Sequence`,
     of which PyTorch's loader makes a list. A pickled batch has what was read, and needs its snapshot no more.
     """
 
-    def __init__(self, source: Source, samples: list[Sample], rows: pl.DataFrame, pieces: Pieces) -> None:
-        self.samples = samples
+    def __init__(
+        self, source: Source, samples: Callable[[], list[Sample]], rows: pl.DataFrame, pieces: Pieces
+    ) -> None:
+        self._make_samples = samples
         self._source = source
         self._rows = rows
         self._pieces = pieces
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self._rows)
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """What was drawn, in this order."""
+        return self._make_samples()
+
+    @property
+    def draws(self) -> int:
+        """How many draws it is of; a drawn group is one."""
+        return len(np.unique(self._pieces.draw))
 
     # -- as Arrow --------------------------------------------------------------------------------------------
 

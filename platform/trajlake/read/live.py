@@ -220,7 +220,7 @@ class LiveSampler:
     def batch(self, size: int, timeout: float | None = None) -> Batch:
         """The next `size` draws with their steps; see `take`."""
         samples, rows, pieces = self._draw(size, timeout)
-        batch = Batch(self._view, samples, rows, pieces)
+        batch = Batch(self._view, lambda: samples, rows, pieces)
         _ = batch.tables  # now: what is in memory may have moved into the tables at the next draw
         return batch
 

@@ -130,7 +130,7 @@ def _batch(snapshot: Snapshot, manifest: dict[str, Any]) -> Batch:
     stops = np.array([sample.stop for sample in samples], np.int64)
     window = manifest["window"]
     lengths = np.full(len(samples), window["length"]) if window and window["pad"] else stops - starts
-    return Batch(snapshot, samples, rows, Pieces(count, count, starts, stops, lengths))
+    return Batch(snapshot, lambda: samples, rows, Pieces(count, count, starts, stops, lengths))
 
 
 def retracted_since(lake: Lake, batch: Batch) -> dict[str, str]:

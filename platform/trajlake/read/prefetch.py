@@ -53,7 +53,7 @@ class Batches(Iterator[Batch]):
     def _read(self) -> Batch | None:
         before = self._sampler.position
         batch = self._sampler.batch(self._size)
-        given = len({sample.position for sample in batch.samples})
+        given = batch.draws
         if self._sampler.position == before or not given or (self._drop_last and given < self._size):
             return None
         _ = batch.tables  # the reading itself

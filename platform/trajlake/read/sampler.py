@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -165,7 +166,7 @@ class Sampler:
         """The next `size` draws with their steps; empty at the end of a strategy that ends."""
         draws = self.draw(size)
         rows = self.population.rows[draws.pieces.row]
-        return Batch(self.snapshot, self.samples(draws), rows, draws.pieces)
+        return Batch(self.snapshot, partial(self.samples, draws), rows, draws.pieces)
 
     def batches(self, size: int, *, prefetch: int | None = None, drop_last: bool = False) -> Batches:
         """Batches one after another, `prefetch` of them (2) read ahead by a thread: see trajlake.read.prefetch."""

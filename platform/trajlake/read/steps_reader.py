@@ -20,7 +20,7 @@ _FOOTER_GUESS = 256 * 1024
 _FOOTERS_KEPT = 512
 _THREADS = 8
 _GROUPS_AT_ONCE = 16  # row groups of a file that are asked for together
-_DECODED_AT_ONCE = 2 << 20  # encoded bytes that are decoded together: enough to be worth it, and work for every core
+_DECODED_AT_ONCE = 4 << 20  # encoded bytes that are decoded together: enough to be worth it, and work for every core
 
 Group = tuple[str, int]  # path of the file, number of the row group
 Fetched = tuple[Group, RowGroup, bytes]
@@ -53,7 +53,8 @@ class GroupCache:
         if not self._most:
             return
         # The groups are slices: of each of the few tables that they are of, all is kept.
-        size = sum({_first_address(table): table.get_total_buffer_size() for table in groups.values()}.values())
+        whole = {_first_address(table): table for table in groups.values()}
+        size = sum(table.get_total_buffer_size() for table in whole.values())
         with self._lock:
             block, self._next = self._next, self._next + 1
             self._blocks[block] = (size, groups)
