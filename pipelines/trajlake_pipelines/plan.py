@@ -198,7 +198,8 @@ def _released(
     now: float,
 ) -> set[str]:
     """Episodes for which nothing waits any longer: sealed ones of which the last event is older than
-    KEEP_SEALED_SECONDS, and equally old scores of episodes that never came.
+    KEEP_SEALED_SECONDS, complete ones of which a later attempt has come no further for as long, and equally old scores
+    of episodes that never came.
 
     What came of a sealed episode after that waits for ever: no row has it. It is told by the beginning, which is not
     among it, or, where the episode was sealed without one, by being less than was sealed.
@@ -212,12 +213,12 @@ def _released(
         .filter(~pl.col("new") & (pl.col("last") <= limit))
     )
     sealed: dict[str, list[int]] = {}
-    never_came: set[str] = set()
+    given_up: set[str] = set()
     for episode, places in waiting.select("episode_id", "segment").iter_rows():
         if episode in known and not known[episode].complete:
             sealed[episode] = places
-        elif episode not in known and episode in tried:
-            never_came.add(episode)
+        elif episode in known or episode in tried:
+            given_up.add(episode)
     places = sorted({place for some in sealed.values() for place in some})
     with ThreadPoolExecutor(_THREADS) as pool:
         read = dict(zip(places, pool.map(lambda place: _parts_of(store, segments[place]), places), strict=True))
@@ -227,7 +228,7 @@ def _released(
         row = known[episode]
         return any(part.begins for part in parts) or (not row.begun and sum(part.events for part in parts) >= row.steps)
 
-    return never_came | {episode for episode, places in sealed.items() if has_its_row(episode, places)}
+    return given_up | {episode for episode, places in sealed.items() if has_its_row(episode, places)}
 
 
 def _parts_of(store: ObjectStore, segment: PlannedSegment) -> dict[str, list[EpisodePart]]:

@@ -118,6 +118,27 @@ def test_what_such_a_writer_records_after_that_is_kept_and_replaces_nothing(lake
     assert_sound(lake)
 
 
+def test_a_later_attempt_that_goes_nowhere_waits_as_long_and_leaves_the_complete_one(lake, monkeypatch):
+    record(lake, [50])
+    with lake.writer(run="run", worker="again") as writer:
+        episode = record_episode(writer, 50, attempt=1, end=False)
+        writer.flush()
+        assert compact(lake, stale_after=0).pending_events == 4
+        assert compact(lake, stale_after=0).compactions == 0
+        vacuum(lake, older_than_hours=0, force=True)
+        assert len(list(lake.store.list("landing/run/again/"))) == 1
+        monkeypatch.setattr(plan, "KEEP_SEALED_SECONDS", 0)
+        compact(lake, stale_after=0)
+        vacuum(lake, older_than_hours=0, force=True)
+        assert list(lake.store.list("landing/run/again/")) == []
+        assert compact(lake, stale_after=0).compactions == 0
+        assert lake.snapshot().episode("e0050").episode["attempt"] == 0
+        assert_sound(lake)
+        episode.end()
+    compact(lake)
+    assert lake.snapshot().episode("e0050").episode["attempt"] == 0
+
+
 def test_scores_of_an_episode_that_never_comes_wait_as_long_and_cost_no_compactions(lake, monkeypatch):
     with lake.writer(run="run", worker="judge") as writer:
         writer.score("e0099", "style", 1.0)
