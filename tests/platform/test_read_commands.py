@@ -61,6 +61,14 @@ def test_the_command_knows_every_strategy():
         (["--strategy", "prioritized", "--where", "domain = 'air' AND task_id = 't1'", "-n", "2"], ["e04", "e04"]),
         (["--strategy", "group", "--where", "task_id = 't2'", "-n", "1"], ["e08", "e09", "e10", "e11"]),
         (
+            ["--strategy", "group", "--least", "4", "--where", "episode_id >= 'e05'", "-n", "1"],
+            ["e08", "e09", "e10", "e11"],
+        ),
+        (
+            ["--strategy", "group", "--keep-constant", "--where", "episode_id IN ('e01', 'e02')", "-n", "1"],
+            ["e01", "e02"],
+        ),
+        (
             ["--strategy", "fifo", "--order", "episode_id", "--window", "2", "--shift", "2", "-n", "3"],
             ["e00", "e00", "e01"],
         ),
@@ -85,6 +93,8 @@ def test_sample_draws_by_every_strategy(lake, options, ids):
     [
         (["--alpha", "1"], "strategy uniform has no option 'alpha'"),
         (["--strategy", "recency"], "recency needs max_lag"),
+        (["--strategy", "group", "--least", "5"], "fewer than 5 rollouts in their group"),
+        (["--keep-constant"], None),
         (["--strategy", "prioritized", "--priority", "rewrd"], "rewrd"),
         (["--strategy", "curriculum"], None),
         (["--from", "nothing.json"], "nothing.json cannot be read"),
@@ -94,7 +104,8 @@ def test_sample_draws_by_every_strategy(lake, options, ids):
 def test_what_cannot_be_drawn_is_one_line(lake, options, reason):
     if reason is None:
         refused = ask(lake, "sample", *options, code=2).stderr
-        assert "needs --stage STEP" in refused or "leave out --number, --seed" in refused
+        reasons = ("needs --stage STEP", "leave out --number, --seed", "is for --strategy group")
+        assert any(each in refused for each in reasons)
         return
     result = ask(lake, "sample", *options, code=1)
     assert reason in result.stderr

@@ -100,6 +100,8 @@ class Stage(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
     help="curriculum: STEP:LOW:HIGH (pass rates from that step on); at least one, may be repeated.",
 )
 @click.option("--order", metavar="SQL", help="fifo, lifo: what age is.  [default: ended_at]")
+@click.option("--least", type=click.IntRange(min=1), help="group: leave out groups of fewer rollouts.  [default: 1]")
+@click.option("--keep-constant", is_flag=True, help="group: also draw groups of which all rewards are equal.")
 @click.option("--window", type=click.IntRange(min=1), help="Draw slices of so many steps instead of episodes.")
 @click.option("--shift", type=click.IntRange(min=1), default=1, help="Slices begin at every so many steps.")
 @click.option("--max-times-sampled", type=click.IntRange(min=1), help="Draw nothing more often than this.")
@@ -135,6 +137,7 @@ def command(
     source: str | None,
     target: str | None,
     output: Output,
+    keep_constant: bool,
     **options: Any,
 ) -> None:
     """Draw episodes for experience replay, as a trainer's sampler with the same seed would.
@@ -151,6 +154,7 @@ def command(
       trajlake --lake ./lake sample -n 8 --where "success" --output csv
       trajlake --lake ./lake sample --strategy stratified --by domain --ratio airline=2 --ratio retail=1
       trajlake --lake ./lake sample --strategy prioritized --priority "abs(reward - 0.5)" --manifest m.json
+      trajlake --lake ./lake sample -n 4 --strategy group --least 8
       trajlake --lake ./lake sample --from m.json --steps batch.arrow
     """
     if source is not None:
@@ -162,6 +166,10 @@ def command(
 
     if strategy == "curriculum" and not options["stages"]:
         raise click.UsageError("curriculum needs --stage STEP:LOW:HIGH, e.g. --stage 0:0.5:1 --stage 1000:0.1:0.5")
+    if keep_constant:
+        if strategy != "group":
+            raise click.UsageError("--keep-constant is for --strategy group")
+        options["drop_constant"] = False
     snapshot = session.snapshot(token)
     sampler = snapshot.sampler(
         strategy,

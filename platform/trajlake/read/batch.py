@@ -28,13 +28,12 @@ class Batch:
     """What one call of `Sampler.batch` drew: a sequence of trajectories, in the order of `samples`.
 
     Arrow tables are slices of what was read, and numpy arrays of numbers are views of them: nothing is copied until
-    rows are put side by side. Samples and trajectories are made when they are first asked for. Not a `collections.abc.Sequence`,
-    of which PyTorch's loader makes a list. A pickled batch has what was read, and needs its snapshot no more.
+    rows are put side by side. Samples and trajectories are made when they are first asked for. Not a
+    `collections.abc.Sequence`, of which PyTorch's loader makes a list. A pickled batch has what was read, and needs its
+    snapshot no more.
     """
 
-    def __init__(
-        self, source: Source, samples: Callable[[], list[Sample]], rows: pl.DataFrame, pieces: Pieces
-    ) -> None:
+    def __init__(self, source: Source, samples: Callable[[], list[Sample]], rows: pl.DataFrame, pieces: Pieces) -> None:
         self._make_samples = samples
         self._source = source
         self._rows = rows
