@@ -148,3 +148,17 @@ def test_a_policy_version_is_said_to_stand_beside_several_policies(lake):
     assert (
         rows(lake, "sample", "--run", "run", "--strategy", "recency", "--max-lag", "0", "-n", "1")[0]["policy_lag"] == 0
     )
+
+
+def test_episodes_sorts_versions_that_are_numbers_as_numbers(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    with lake.writer(run="run", worker="w", spool=tmp_path / "spool") as writer:
+        for version in ("900", "1200", None, "base", "60"):
+            writer.episode(policy_version=version).end()
+    compact(lake)
+    up, down = (
+        [row["policy_version"] for row in rows(lake, "episodes", "--sort", sort)]
+        for sort in ("policy_version", "-policy_version")
+    )
+    assert up == ["60", "900", "1200", "base", None]
+    assert down == ["1200", "900", "60", "base", None]

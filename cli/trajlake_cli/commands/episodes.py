@@ -26,6 +26,7 @@ DEFAULT_COLUMNS = (
     "status", "success", "reward", "n_steps", "failure_stage",
 )  # fmt: skip
 _EXPENDABLE = ("policy_name", "task_family", "run_id", "failure_stage", "policy_version", "status", "trial", "n_steps")
+_OFTEN_NUMBERS = ("policy_version", "task_id")
 _TABLE_LIMIT = 20
 
 
@@ -87,8 +88,9 @@ def command(
     source = "FROM episodes" + (f" WHERE ({condition})" if condition else "")
     total = snapshot.query(f"SELECT count(*) AS n {source}").item()
     order = ", ".join(
-        f'"{name}" {"DESC" if given.startswith("-") else "ASC"} NULLS LAST'
+        f"{key} {'DESC' if given.startswith('-') else 'ASC'} NULLS LAST"
         for name, given in [*zip(order_by, sort, strict=True), ("episode_id", "")]
+        for key in _sort_keys(name)
     )
     names = ", ".join(f'"{name}"' for name in wanted)
     frame = snapshot.query(f"SELECT {names} {source} ORDER BY {order}" + (f" LIMIT {limit}" if limit else ""))
@@ -99,3 +101,8 @@ def command(
         say(what_is_missing(snapshot))
         return
     say(f"{frame.height:,} of {total:,} episodes" + (" (--limit 0 shows all)" if frame.height < total else ""))
+
+
+def _sort_keys(name: str) -> list[str]:
+    """Step 900 comes before step 1200, though both are text."""
+    return [f'TRY_CAST("{name}" AS DOUBLE)', f'"{name}"'] if name in _OFTEN_NUMBERS else [f'"{name}"']
