@@ -74,13 +74,18 @@ def _read(store: ObjectStore, unit: Unit) -> tuple[list[tuple[PlannedSegment, pa
 
     tables: list[tuple[PlannedSegment, pa.Table]] = []
     quarantined: dict[str, str] = {}
-    with ThreadPoolExecutor(_THREADS) as pool:
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
         fetched = [pool.submit(store.get, segment.key) for segment in unit.segments]
-        for segment, found in zip(unit.segments, _decoder.thread.map(decoded, unit.segments, fetched), strict=True):
+        decoding = _decoder.thread.map(decoded, unit.segments, fetched)
+        del fetched  # each is let go when it is decoded
+        for segment, found in zip(unit.segments, decoding, strict=True):
             if isinstance(found, str):
                 quarantined[segment.key] = found
             else:
                 tables.append((segment, found))
+    finally:
+        pool.shutdown(cancel_futures=True)  # where one failed, the others are not waited for
     return tables, quarantined
 
 
