@@ -75,7 +75,7 @@ class _Case:
             OURS: lambda: self._ours(OURS, processes=2),
             "one process": lambda: self._ours("one process", processes=1),
         }
-        notes = {OURS: "two processes", "one process": "one unit at a time"}
+        notes = {OURS: "two processes, the default at this size", "one process": "one unit at a time"}
         return self._measured(contenders, f"{self._title}, two processes and one", {"one process": 1.7}, notes)
 
     def _ours(self, name: str, processes: int | None = None) -> Alone:
