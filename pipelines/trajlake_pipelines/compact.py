@@ -21,7 +21,8 @@ class CompactionReport:
     """What one `compact` did. Events in = steps + begins_and_ends + scores + retractions + duplicate_events +
     pending_events; `quarantined_segments` could not be read, so their events are not counted. `bytes` are those of
     the segments; `lag_seconds` is the age of the oldest new segment when it was planned, by the server's clock; of the
-    episodes `incomplete`, which are pending too, more was recorded than has arrived; `merged_files` are small files of
+    episodes `incomplete`, which are pending too, more was recorded than has arrived; of `released_episodes` something
+    waited for a week in vain, and waits no longer; `merged_files` are small files of
     `steps` that were merged afterwards."""
 
     compactions: int = 0
@@ -41,6 +42,7 @@ class CompactionReport:
     replaced_episodes: int = 0
     sealed_episodes: int = 0
     pending_episodes: int = 0
+    released_episodes: int = 0
     incomplete: tuple[str, ...] = ()
     merged_files: int = 0
 
@@ -107,6 +109,7 @@ def _report(plan: Plan, results: list[UnitResult]) -> CompactionReport:
         replaced_episodes=sum(len(result.replaced) for result in results),
         sealed_episodes=sum(len(result.sealed) for result in results),
         pending_episodes=sum(len(set(result.pending) - set(result.sealed)) for result in results),
+        released_episodes=len(plan.details.get("released", ())),
     )
 
 

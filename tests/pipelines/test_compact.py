@@ -1,6 +1,7 @@
 """`compact`: what landed becomes rows, once and only once, whatever is sent twice, late, or not to its end."""
 
 import math
+import time
 
 import numpy as np
 import polars as pl
@@ -11,8 +12,10 @@ from deltalake import QueryBuilder
 from tests.rollouts import assert_same_rows, assert_sound, record, record_episode, rows
 
 import trajlake
+from trajlake.errors import StoreUnavailable
 from trajlake.ingest.segment import Descriptor, EpisodePart, SegmentName
 from trajlake.read.steps_reader import StepsReader
+from trajlake.storage.local import LocalStore
 from trajlake.table.commit import active_files
 from trajlake.table.tables import open_table
 from trajlake_pipelines.compact import compact
@@ -326,6 +329,29 @@ def test_plans_of_a_large_input_share_it_evenly(tmp_path, monkeypatch):
     assert compact(lake).compactions == 2
     plans = [plan.load_plan(lake.store, number) for number in (1, 2)]
     assert [sum(len(unit.segments) for unit in each.units) for each in plans] in ([5, 5], [6, 4])
+
+
+def test_where_a_segment_cannot_be_had_the_unit_does_not_wait_for_all_others(tmp_path, monkeypatch):
+    lake = trajlake.create(tmp_path / "lake")
+    with lake.writer(run="run", worker="w") as writer:
+        for number in range(40):
+            record_episode(writer, number)
+            writer.flush()
+    asked: list[str] = []
+    real = LocalStore.get
+
+    def get(store: LocalStore, key: str) -> bytes:
+        if key.endswith(".arrow"):
+            asked.append(key)
+            if key.endswith("/00000000.arrow"):
+                raise StoreUnavailable("down")
+            time.sleep(0.1)
+        return real(store, key)
+
+    monkeypatch.setattr(LocalStore, "get", get)
+    with pytest.raises(StoreUnavailable, match="down"):
+        compact(lake)
+    assert 0 < len(asked) < 40
 
 
 def test_the_last_units_of_many_are_halves_so_that_workers_end_together():

@@ -86,17 +86,23 @@ def seal_one(lake, writer, number):
     return episode
 
 
+def assert_waits_for_a_week(lake, worker, monkeypatch):
+    """The worker's one segment is left alone and costs no pass; after a week it is given up, said, and removed."""
+    landing = lambda: list(lake.store.list(f"landing/run/{worker}/"))  # noqa: E731
+    assert compact(lake, stale_after=0).compactions == 0
+    vacuum(lake, older_than_hours=0, force=True)
+    assert len(landing()) == 1
+    monkeypatch.setattr(plan, "KEEP_SEALED_SECONDS", 0)
+    assert compact(lake, stale_after=0).released_episodes == 1
+    vacuum(lake, older_than_hours=0, force=True)
+    assert landing() == []
+    assert compact(lake, stale_after=0).compactions == 0
+
+
 def test_segments_of_sealed_episodes_wait_for_their_writer_for_a_week_and_go_then(lake, monkeypatch):
     with lake.writer(run="run", worker="gone") as writer:
         seal_one(lake, writer, 50)
-        assert compact(lake, stale_after=0).compactions == 0
-        vacuum(lake, older_than_hours=0, force=True)
-        assert len(list(lake.store.list("landing/run/gone/"))) == 1
-        monkeypatch.setattr(plan, "KEEP_SEALED_SECONDS", 0)
-        compact(lake, stale_after=0)
-        vacuum(lake, older_than_hours=0, force=True)
-        assert list(lake.store.list("landing/run/gone/")) == []
-        assert compact(lake, stale_after=0).compactions == 0
+        assert_waits_for_a_week(lake, "gone", monkeypatch)
         assert lake.snapshot().episode("e0050").episode["n_steps"] == 3
         assert_sound(lake)
 
@@ -124,14 +130,7 @@ def test_a_later_attempt_that_goes_nowhere_waits_as_long_and_leaves_the_complete
         episode = record_episode(writer, 50, attempt=1, end=False)
         writer.flush()
         assert compact(lake, stale_after=0).pending_events == 4
-        assert compact(lake, stale_after=0).compactions == 0
-        vacuum(lake, older_than_hours=0, force=True)
-        assert len(list(lake.store.list("landing/run/again/"))) == 1
-        monkeypatch.setattr(plan, "KEEP_SEALED_SECONDS", 0)
-        compact(lake, stale_after=0)
-        vacuum(lake, older_than_hours=0, force=True)
-        assert list(lake.store.list("landing/run/again/")) == []
-        assert compact(lake, stale_after=0).compactions == 0
+        assert_waits_for_a_week(lake, "again", monkeypatch)
         assert lake.snapshot().episode("e0050").episode["attempt"] == 0
         assert_sound(lake)
         episode.end()
@@ -143,13 +142,7 @@ def test_scores_of_an_episode_that_never_comes_wait_as_long_and_cost_no_compacti
     with lake.writer(run="run", worker="judge") as writer:
         writer.score("e0099", "style", 1.0)
     compact(lake, stale_after=0)
-    assert compact(lake, stale_after=0).compactions == 0
-    vacuum(lake, older_than_hours=0, force=True)
-    assert len(list(lake.store.list("landing/run/judge/"))) == 1
-    monkeypatch.setattr(plan, "KEEP_SEALED_SECONDS", 0)
-    compact(lake, stale_after=0)
-    vacuum(lake, older_than_hours=0, force=True)
-    assert list(lake.store.list("landing/run/judge/")) == []
+    assert_waits_for_a_week(lake, "judge", monkeypatch)
 
 
 def test_less_than_an_hour_is_refused_unless_it_is_forced(lake):

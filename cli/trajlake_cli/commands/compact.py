@@ -127,8 +127,11 @@ def _watch(
 
 def in_words(done: CompactionReport) -> list[str]:
     """What came in and what became of it; the sum always adds up."""
+    released = (
+        f"{count(done.released_episodes, 'episode')} of which something waited for a week in vain: it waits no longer"
+    )
     if not done.segments:
-        return ["nothing new has landed"]
+        return [released if done.released_episodes else "nothing new has landed"]
     parts = [
         count(done.steps, "step"),
         count(done.begins_and_ends, "begin or end", "begins and ends"),
@@ -156,6 +159,8 @@ def in_words(done: CompactionReport) -> list[str]:
     ):
         if number:
             lines.append(count(number, one, many))
+    if done.released_episodes:
+        lines.append(released)
     if done.incomplete:
         shown = ", ".join(one_line(episode_id) for episode_id in done.incomplete[:_SHOWN])
         more = f" and {len(done.incomplete) - _SHOWN:,} more" if len(done.incomplete) > _SHOWN else ""

@@ -137,7 +137,6 @@ def command(
     source: str | None,
     target: str | None,
     output: Output,
-    keep_constant: bool,
     **options: Any,
 ) -> None:
     """Draw episodes for experience replay, as a trainer's sampler with the same seed would.
@@ -166,10 +165,6 @@ def command(
 
     if strategy == "curriculum" and not options["stages"]:
         raise click.UsageError("curriculum needs --stage STEP:LOW:HIGH, e.g. --stage 0:0.5:1 --stage 1000:0.1:0.5")
-    if keep_constant:
-        if strategy != "group":
-            raise click.UsageError("--keep-constant is for --strategy group")
-        options["drop_constant"] = False
     snapshot = session.snapshot(token)
     sampler = snapshot.sampler(
         strategy,
@@ -235,6 +230,10 @@ def _say_how_many(sampler: Sampler, draws: int, samples: Sequence[Sample], numbe
 def _given(strategy: str, options: dict[str, Any]) -> dict[str, Any]:
     """The strategy's options that were given on the command line."""
     given = {name: value for name, value in options.items() if value is not None and value != ()}
+    if given.pop("keep_constant"):
+        if strategy != "group":
+            raise click.UsageError("--keep-constant is for --strategy group")
+        given["drop_constant"] = False
     if "ratios" in given:
         given["ratios"] = dict(given["ratios"])
     if "by" in given:
