@@ -63,14 +63,14 @@ class Corpus:
     name: str
     episodes: int
     source: tuple[Rollout, ...] | None = None  # None: made up, never all in memory
-    full_precision: bool = False  # of log-probabilities that are made up
+    hardest: bool = False  # of made-up ones
 
     @cached_property
     def landed(self) -> Path:
         """A lake in which the episodes have landed, one of RESENT of them twice."""
         path, spool = self.folder / "landed", self.folder / "spool"
         lake = trajlake.create(path)
-        made = self.source or rollouts(self.episodes, full_precision=self.full_precision)
+        made = self.source or rollouts(self.episodes, hardest=self.hardest)
         waiting, round_number = iter(made), 0
         while part := list(islice(waiting, _ROUND)):
             half = len(part) // 2

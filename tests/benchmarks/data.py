@@ -3,14 +3,15 @@
 What a store sees of such data is its sizes and its redundancy, so both are modelled: a system prompt a domain that
 every episode repeats, tasks that several trials share, records that tools return again and again, text whose words
 and phrases follow Zipf's law, identifiers and numbers that do not compress, tool results with a heavy tail, token
-ids with Zipf frequencies, log-probabilities by a log-softmax in float32. `python -m tests.benchmarks.data` prints how
-the result compares with the real file.
+ids that follow from the text, log-probabilities by a log-softmax in float32. `python -m tests.benchmarks.data` prints
+how the result compares with the real file.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -41,10 +42,10 @@ def realdata() -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def rollouts(count: int, seed: int = 0, full_precision: bool = False) -> Iterator[Rollout]:
-    """`count` made-up episodes, one at a time: TRIALS a task, tasks of two domains in turn. With `full_precision` all
-    bits of the log-probabilities are random: the worst that a store can be given."""
-    world = _World(np.random.default_rng(seed), full_precision)
+def rollouts(count: int, seed: int = 0, hardest: bool = False) -> Iterator[Rollout]:
+    """`count` made-up episodes, one at a time: TRIALS a task, tasks of two domains in turn. `hardest` is the
+    worst that a store can be given: all bits of log-probabilities are random, and token ids follow from nothing."""
+    world = _World(np.random.default_rng(seed), hardest)
     for number in range(count):
         yield world.rollout(number)
 
@@ -141,18 +142,40 @@ class _Words:
         return ". ".join(sentences) + "."
 
 
+class _Tokenizer:
+    """Splits texts as byte-pair encodings do, into words of up to four letters with the space before them, up to three
+    digits, and marks. Pieces are numbered as they first come, so that frequent ones have small ids, as theirs."""
+
+    _PIECES = re.compile(r" ?[A-Za-z]{1,4}|[0-9]{1,3}|[^A-Za-z0-9]{1,3}")
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+
+    def ids(self, step: dict[str, Any]) -> np.ndarray[Any, Any]:
+        """Of what the policy wrote: its reasoning, message and tool calls."""
+        calls = [f"{call['name']}{call['arguments']}" for call in step.get("tool_calls", ())]
+        text = "\n\n".join([step.get("reasoning", ""), step.get("message", ""), *calls])
+        known = self._ids
+        return np.array([known.setdefault(piece, self._next) for piece in self._PIECES.findall(text)], np.int32)
+
+    @property
+    def _next(self) -> int:
+        number = len(self._ids)
+        return min(2 * number + number * number // 1_200, TOKEN_VOCABULARY - 1)
+
+
 class _World:
     """The domains, their records, and the random state from which episodes are made in order."""
 
-    def __init__(self, rng: np.random.Generator, full_precision: bool) -> None:
+    def __init__(self, rng: np.random.Generator, hardest: bool) -> None:
         self._rng = rng
-        self._full_precision = full_precision
+        self._hardest = hardest
         self._words = _Words(rng)
         self._domains = [_Domain(name, rng, self._words) for name in ("airline", "retail")]
-        self._tokens = np.empty(0, np.int32)
-        self._logprobs = np.empty(0, np.float32)
+        self._tokenizer = _Tokenizer()
         self._token_sums = np.cumsum(_zipf(TOKEN_VOCABULARY, 1.1))
         self._token_names = rng.permutation(TOKEN_VOCABULARY).astype(np.int32)
+        self._logprobs = np.empty(0, np.float32)
         self._clock = 1_760_000_000.0
         self._task: tuple[int, str, list[str]] = (-1, "", [])
 
@@ -197,26 +220,25 @@ class _World:
             content = domain.record()
         arguments = {"user_id": f"{domain.word(self._rng)}_{rng.integers(10_000)}", domain.word(rng): domain.word(rng)}
         call = {"id": identity, "name": domain.tool(rng), "arguments": json.dumps(arguments)}
-        step = self._agent_step(None)
-        step["tool_calls"] = [call]
+        step = self._agent_step(None, call)
         result = {"call_id": identity, "content": content, "is_error": bool(failed)}
         return [step, {"source": "tool", "tool_results": [result], "latency_ms": float(rng.lognormal(4.0, 1.0))}]
 
-    def _agent_step(self, message: str | None) -> dict[str, Any]:
-        """What the policy says, with the tokens of it and of its reasoning (heavy tail)."""
+    def _agent_step(self, message: str | None, call: dict[str, str] | None = None) -> dict[str, Any]:
+        """What the policy says or calls after some reasoning (heavy tail), with the tokens of all that."""
         rng = self._rng
         step: dict[str, Any] = {"source": "agent"}
-        length = 40 if message is None else len(message) // 4
-        if message is not None:
-            step["message"] = message
         if rng.random() < 0.5:
             step["reasoning"] = self._words.text(min(20_000.0, rng.lognormal(5.8, 1.0)))
-            length += len(step["reasoning"]) // 4
-        if len(self._tokens) < length:
-            drawn = np.searchsorted(self._token_sums, rng.random(1 << 18)).clip(max=TOKEN_VOCABULARY - 1)
-            self._tokens = self._token_names[drawn]
-        step["token_ids"], self._tokens = self._tokens[:length].copy(), self._tokens[length:]
-        if self._full_precision:
+        if message is not None:
+            step["message"] = message
+        if call is not None:
+            step["tool_calls"] = [call]
+        step["token_ids"] = self._tokenizer.ids(step)
+        length = len(step["token_ids"])
+        if self._hardest:
+            drawn = np.searchsorted(self._token_sums, rng.random(length)).clip(max=TOKEN_VOCABULARY - 1)
+            step["token_ids"] = self._token_names[drawn]
             step["logprobs"] = -rng.gamma(0.25, 0.9, length).astype(np.float32)
         else:
             if len(self._logprobs) < length:

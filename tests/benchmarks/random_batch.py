@@ -1,7 +1,7 @@
 """A random batch of 256 episodes with all their steps, as Arrow tables; and as Python objects. Nobody keeps what was
 decoded for an earlier batch: what that is worth is measured in `sample`.
 
-The same episodes with log-probabilities of full precision show what the made-up precision of the others does.
+Episodes with random log-probabilities and token ids show how much of it what was made up of the others does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def run(options: Options) -> list[Result]:
     results = _at(local_place(options.corpus), options.corpus, options.batches)
     if options.s3:
         results += _at(s3_place(options.corpus, options), options.corpus, max(2, options.batches // 2))
-    full = Corpus(options.scratch("full"), "full-precision", options.corpus.episodes, full_precision=True)
-    return results + _at(local_place(full), full, options.batches, what="full-precision log-probabilities, ")
+    full = Corpus(options.scratch("full"), "hardest", options.corpus.episodes, hardest=True)
+    return results + _at(local_place(full), full, options.batches, what="hardest, ")
 
 
 def _at(place: Place, corpus: Corpus, batches: int, what: str = "") -> list[Result]:

@@ -12,7 +12,7 @@ import pytest
 
 from trajlake.errors import StoreError
 from trajlake.read.stitch import Footer, decode
-from trajlake.table.layout import with_nulls
+from trajlake.table.layout import PAGED, encode_steps, with_nulls
 from trajlake_schemas import STEPS
 
 pytestmark = pytest.mark.unit
@@ -71,11 +71,45 @@ def test_row_groups_of_several_files_come_back_as_they_are_in_them(options):
         files[file][0][group.extent.start : group.extent.start + group.extent.length]
         for (file, _), group in zip(wanted, groups, strict=True)
     ]
-    found = decode(list(zip(groups, bytes_of, strict=True)))
+    inputs = list(zip(groups, bytes_of, strict=True))
+    for some in (None, [[(0, group.rows)] for group in groups]):
+        assert decode(inputs, some) == decode(inputs)
+    found = decode(inputs)
     readers = [pq.ParquetFile(pa.BufferReader(data)) for data, _ in files]
     for (file, number), table in zip(wanted, found, strict=True):
         table.validate(full=True)
         assert table.equals(with_nulls(readers[file].read_row_group(number), STEPS.arrow).cast(STEPS.arrow))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_a_file_of_ours_wanted_rows_come_back_as_they_are_and_pages_of_others_are_not_decoded(seed):
+    rng = random.Random(seed)
+    lengths = [rng.choice([1, 3, 30, 200]) for _ in range(60)]
+    table = pa.concat_tables([steps(number, length, COLUMNS) for number, length in enumerate(lengths)])
+    data, places = encode_steps(table, lengths)
+    footer = Footer(bytes(data[-8 - int.from_bytes(data[-8:-4], "little") :]))
+    firsts = np.cumsum([0, *lengths])
+    chosen = rng.sample(range(60), 6)
+    wanted: dict[int, list[tuple[int, int]]] = {}
+    for episode in chosen:
+        place = places[episode]
+        wanted.setdefault(place.row_group, []).append((place.row_offset, place.row_count))
+    groups = [footer.row_group(number) for number in wanted]
+    inputs = [(group, bytes(data[group.extent.start : group.extent.start + group.extent.length])) for group in groups]
+    for _ in range(2):  # pages that were found are kept
+        found = dict(zip(wanted, decode(inputs, list(wanted.values())), strict=True))
+        for episode in chosen:
+            place = places[episode]
+            rows = found[place.row_group].slice(place.row_offset, place.row_count)
+            rows.validate(full=True)
+            assert rows.select(COLUMNS).equals(table.slice(int(firsts[episode]), lengths[episode]))
+    whole = dict(zip(wanted, decode(inputs), strict=True))
+    for number, rows in found.items():
+        assert rows.drop_columns(PAGED).equals(whole[number].drop_columns(PAGED))
+    decoded, there = (
+        sum(len(rows["token_ids"].combine_chunks().values) for rows in tables.values()) for tables in (found, whole)
+    )
+    assert decoded < there
 
 
 def test_bytes_that_are_no_row_group_are_refused():

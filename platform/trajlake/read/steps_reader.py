@@ -21,6 +21,8 @@ _FOOTERS_KEPT = 512
 _THREADS = 8
 _GROUPS_AT_ONCE = 16  # row groups of a file that are asked for together
 _DECODED_AT_ONCE = 4 << 20  # encoded bytes that are decoded together: enough to be worth it, and work for every core
+_ARROW_RATIO = 3  # bytes of Arrow to encoded ones, about
+_WORTH_KEEPING = 0.5  # of what is drawn from: where less fits, decoding what is wanted alone costs less
 
 Group = tuple[str, int]  # path of the file, number of the row group
 Fetched = tuple[Group, RowGroup, bytes]
@@ -76,16 +78,25 @@ class StepsReader:
         `cache_bytes` of decoded row groups are kept for episodes that are their neighbours or are drawn again."""
         self._store = store
         self._cache = GroupCache(cache_bytes)
+        self._is_kept = _ARROW_RATIO * sum((sizes or {}).values()) <= cache_bytes / _WORTH_KEEPING
         self._sizes = sizes or {}
         self._footers: OrderedDict[str, Footer] = OrderedDict()
 
     def read(self, places: pl.DataFrame, *, keep: bool = False) -> list[pa.Table]:
         """For each row of `places` (steps_path, row_group, row_offset, row_count) a table of its steps. With `keep` row
-        groups are taken from the cache and left there."""
+        groups are decoded whole, taken from the cache and left there, if enough of the table fits into it."""
         rows = places.rows(named=True)
-        wanted = {(row["steps_path"], row["row_group"]) for row in rows if row["steps_path"] is not None}
+        wanted: dict[Group, list[tuple[int, int]]] = {}
+        for row in rows:
+            if row["steps_path"] is not None:
+                group = row["steps_path"], row["row_group"]
+                wanted.setdefault(group, []).append((row["row_offset"], row["row_count"]))
+        keep = keep and self._is_kept
         groups = self._cache.get(wanted) if keep else {}
-        for part in self._read(sorted(wanted - groups.keys())):
+        for fetched in self._read(sorted(wanted.keys() - groups.keys())):
+            names = [name for name, _, _ in fetched]
+            tables = decode([part[1:] for part in fetched], None if keep else [wanted[name] for name in names])
+            part = dict(zip(names, tables, strict=True))
             groups.update(part)
             if keep:
                 self._cache.put(part)
@@ -97,8 +108,8 @@ class StepsReader:
             for row in rows
         ]
 
-    def _read(self, wanted: list[Group]) -> Iterator[dict[Group, pa.Table]]:
-        """These row groups in parts: what was decoded together."""
+    def _read(self, wanted: list[Group]) -> Iterator[list[Fetched]]:
+        """These row groups in parts: what is decoded together."""
         by_file: dict[str, list[int]] = {}
         for path, group in wanted:
             by_file.setdefault(path, []).append(group)
@@ -108,7 +119,7 @@ class StepsReader:
             for start in range(0, len(numbers), _GROUPS_AT_ONCE)
         ]
         if len(parts) <= 1:
-            yield from (_decoded(self._fetched(*part)) for part in parts)
+            yield from (self._fetched(*part) for part in parts)
             return
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(self._footer, by_file))
@@ -116,10 +127,10 @@ class StepsReader:
             for part in pool.map(lambda part: self._fetched(*part), parts):
                 waiting += part
                 if sum(len(data) for _, _, data in waiting) >= _DECODED_AT_ONCE:
-                    yield _decoded(waiting)
+                    yield waiting
                     waiting = []
             if waiting:
-                yield _decoded(waiting)
+                yield waiting
 
     def _fetched(self, path: str, numbers: Sequence[int]) -> list[Fetched]:
         """Row groups of one file, in one call of the store."""
@@ -164,8 +175,3 @@ def _first_address(table: pa.Table) -> int:
 
 def _key(path: str) -> str:
     return f"{STEPS.name}/{path}"
-
-
-def _decoded(fetched: Sequence[Fetched]) -> dict[Group, pa.Table]:
-    tables = decode([(group, data) for _, group, data in fetched])
-    return {name: table for (name, _, _), table in zip(fetched, tables, strict=True)}

@@ -4,16 +4,20 @@ The pages of a column chunk depend on nothing but a dictionary, so chunks withou
 the row groups that are wanted a file in memory is made: the chunks of the first column, then those of the second, …,
 and a footer that calls all of that a single row group (Thrift's compact protocol, as in parquet.thrift). Arrow then
 sets up each column once, instead of once a row group. Row groups with dictionaries are decoded one by one.
+
+Columns of `layout.PAGED` have pages of few episodes. Of a row group of which some rows are wanted, pages without any
+of them are not decoded: pages that say "null, so many times" take their place.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +25,7 @@ import pyarrow.parquet as pq
 
 from trajlake.errors import StoreError
 from trajlake.storage import ByteRange
-from trajlake.table.layout import with_nulls
+from trajlake.table.layout import PAGED, with_nulls
 from trajlake_schemas import STEPS
 
 _TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
@@ -29,6 +33,9 @@ _CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "GZIP": 2, "BROTLI": 4, "ZSTD": 6, "L
 _GROUPS_KEPT = 1_024  # of a file, less than a kilobyte each
 _WORTH_THREADS = 512 * 1024  # encoded bytes from which on Arrow's threads are worth waking: one a column
 _MAGIC = b"PAR1"
+
+Rows = Sequence[tuple[int, int]]
+"""Of a row group: pairs of a first row and how many follow each other."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,10 @@ class Leaf:
     kind: str
     codec: str
     has_dictionary: bool
+
+    @property
+    def is_paged(self) -> bool:
+        return self.path.endswith(".list.element") and self.path.split(".")[0] in PAGED
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +70,17 @@ def shape_of(schema: bytes, leaves: tuple[Leaf, ...]) -> Shape:
     return Shape(schema, leaves)
 
 
+class Page(NamedTuple):
+    """A data page: where it begins and ends in its column chunk, its first row in the row group, how many rows and
+    values it has."""
+
+    start: int
+    end: int
+    first: int
+    rows: int
+    values: int
+
+
 @dataclass(frozen=True)
 class RowGroup:
     """Where a row group is in its file; and of each column where its pages begin and end, counted from there, where its
@@ -68,6 +90,8 @@ class RowGroup:
     rows: int
     chunks: np.ndarray[Any, np.dtype[np.int64]]
     shape: Shape
+    pages: dict[int, list[Page]] = field(default_factory=dict)
+    """By the number of the column; filled as they are first looked at."""
 
 
 class Footer:
@@ -116,9 +140,10 @@ class Footer:
         return self._shapes[storage]
 
 
-def decode(groups: Sequence[tuple[RowGroup, bytes]]) -> list[pa.Table]:
+def decode(groups: Sequence[tuple[RowGroup, bytes]], wanted: Sequence[Rows] | None = None) -> list[pa.Table]:
     """The steps of each row group, given its bytes, as a table of all columns of `steps`; slices of what was decoded
-    together. Raises StoreError where the bytes are no row groups."""
+    together. With `wanted`, the rows that are wanted of each, columns of PAGED may be null in all others. Raises
+    StoreError where the bytes are no row groups."""
     found: dict[int, pa.Table] = {}
     together: dict[Shape, list[int]] = {}
     for place, (group, _) in enumerate(groups):
@@ -127,7 +152,8 @@ def decode(groups: Sequence[tuple[RowGroup, bytes]]) -> list[pa.Table]:
         for part in [[place] for place in places] if shape.has_dictionary else [places]:
             mine = [groups[place] for place in part]
             try:
-                table = with_nulls(_decoded(shape, mine), STEPS.arrow)
+                rows = None if wanted is None else [wanted[place] for place in part]
+                table = with_nulls(_decoded(shape, mine, rows), STEPS.arrow)
             except (pa.ArrowException, OSError) as error:
                 raise StoreError(f"row groups of steps are damaged: {error}") from error
             start = 0
@@ -137,7 +163,7 @@ def decode(groups: Sequence[tuple[RowGroup, bytes]]) -> list[pa.Table]:
     return [found[place] for place in range(len(groups))]
 
 
-def _decoded(shape: Shape, groups: list[tuple[RowGroup, bytes]]) -> pa.Table:
+def _decoded(shape: Shape, groups: list[tuple[RowGroup, bytes]], wanted: Sequence[Rows] | None) -> pa.Table:
     """The columns of these row groups that are in the file, one row group behind the other."""
     views = [(group.chunks.tolist(), memoryview(data)) for group, data in groups]
     rows = sum(group.rows for group, _ in groups)
@@ -146,10 +172,16 @@ def _decoded(shape: Shape, groups: list[tuple[RowGroup, bytes]]) -> pa.Table:
     position = len(_MAGIC)
     for index, leaf in enumerate(shape.leaves):
         size = values = 0
-        for chunks, data in views:
+        for place, (chunks, data) in enumerate(views):
             start, end, _, count = chunks[index]
-            pieces.append(data[start:end])
-            size += end - start
+            chunk = data[start:end]
+            if wanted is not None and leaf.is_paged:
+                parts, count = _picked(groups[place][0], index, chunk, count, wanted[place])
+                pieces += parts
+                size += sum(map(len, parts))
+            else:
+                pieces.append(chunk)
+                size += end - start
             values += count
         start, _, page, _ = views[0][0][index]
         columns.append(_column(leaf, values, size, position + page - start, position if page > start else None))
@@ -158,6 +190,72 @@ def _decoded(shape: Shape, groups: list[tuple[RowGroup, bytes]]) -> pa.Table:
     pieces += [footer, struct.pack("<I", len(footer)), _MAGIC]
     file = pq.ParquetFile(pa.BufferReader(b"".join(pieces)), pre_buffer=False)
     return file.read(use_threads=position > _WORTH_THREADS)
+
+
+# -- Pages ---------------------------------------------------------------------------------------------------------
+
+_VARINT = rb"([\x80-\xff]*[\x00-\x7f])"
+# PageHeader: type (1) of DATA_PAGE_V2, uncompressed_page_size (2), compressed_page_size (3), data_page_header_v2 (8)
+# of num_values (1), num_nulls (2), num_rows (3), encoding (4), definition_levels_byte_length (5),
+# repetition_levels_byte_length (6), is_compressed (7), and no statistics (8).
+_PAGE = re.compile(
+    rb"\x15\x06\x15%b\x15%b\x5c\x15%b\x15%b\x15%b\x15%b\x15%b\x15%b[\x11\x12](?:\x1c\x00)?\x00\x00" % ((_VARINT,) * 8),
+    re.DOTALL,
+)
+
+
+def _picked(
+    group: RowGroup, index: int, chunk: memoryview, values: int, wanted: Rows
+) -> tuple[list[bytes | memoryview], int]:
+    """The pages of a column chunk that have wanted rows, with nulls between them; and the number of values now."""
+    if index not in group.pages:
+        group.pages[index] = _pages(chunk, group.rows)
+    pages = group.pages[index]
+    if len(pages) < 2:
+        return [chunk], values
+    parts: list[bytes | memoryview] = []
+    values = nulls = 0
+    for page in pages:
+        if any(start < page.first + page.rows and page.first < start + count for start, count in wanted):
+            if nulls:
+                parts.append(_null_page(nulls))
+                values, nulls = values + nulls, 0
+            parts.append(chunk[page.start : page.end])
+            values += page.values
+        else:
+            nulls += page.rows
+    if nulls:
+        parts.append(_null_page(nulls))
+    return parts, values + nulls
+
+
+def _pages(chunk: memoryview, rows: int) -> list[Page]:
+    """The data pages of a column chunk; none where they are not of version 2, of which alone rows can be counted."""
+    pages: list[Page] = []
+    start = first = 0
+    while start < len(chunk):
+        head = _PAGE.match(chunk, start)
+        if head is None:
+            return []
+        _, size, values, _, count, *_ = (_unsigned(number) for number in head.groups())
+        pages.append(Page(start, head.end() + size, first, count, values))
+        start, first = pages[-1].end, first + count
+    return pages if start == len(chunk) and first == rows else []
+
+
+def _unsigned(varint: bytes) -> int:
+    return _number(varint, 0)[0] >> 1
+
+
+@lru_cache(maxsize=4_096)
+def _null_page(rows: int) -> bytes:
+    """A page in which a list is null `rows` times: a run of level 0 of either kind, and no values."""
+    run = _varint(rows << 1) + b"\0"
+    levels, count = _integer(len(run)), _integer(rows)
+    sizes = _integer(2 * len(run))
+    return b"\x15\x06\x15%b\x15%b\x5c\x15%b\x15%b\x15%b\x15\0\x15%b\x15%b\x12\0\0%b%b" % (
+        sizes, sizes, count, count, count, levels, levels, run, run,
+    )  # fmt: skip
 
 
 # -- Thrift's compact protocol -------------------------------------------------------------------------------------

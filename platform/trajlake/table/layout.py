@@ -2,6 +2,8 @@
 
 `steps`: the rows of one episode are contiguous and in order, and a row group never splits an episode. Row groups
 aim at ~100 KiB encoded and at most 1 MiB of Arrow, so that one episode costs one small read and little decoding.
+Token ids and what runs beside them are most of what there is to decode, and hold little that repeats in other
+episodes: these columns have pages of few episodes, of which `trajlake.read.stitch` decodes those that are wanted.
 A column that is all null in a file is not in it: readers of Delta tables fill it in, and `with_nulls` does.
 """
 
@@ -37,6 +39,8 @@ _ENCODINGS = {
         "DELTA_BINARY_PACKED",
     ),
 }
+PAGED = ("token_ids", "logprobs", "loss_mask")
+_PAGE_VALUES = 2_048  # at least, in a page of these: smaller ones repeat too much of what tokens have in common
 _PRUNED = ("episode_id", "step_index", "source", "timestamp", "reward", "policy_version", "model")
 
 
@@ -72,11 +76,36 @@ def encode_steps(steps: pa.Table, lengths: Sequence[int]) -> tuple[memoryview, l
                 places.append(Place(group, offset, int(lengths[episode])))
                 offset += int(lengths[episode])
             before = sink.tell()
-            writer.write_table(steps.slice(start_row, end_row - start_row), row_group_size=max(1, end_row - start_row))
+            rows = _in_pages(steps.slice(start_row, end_row - start_row), lengths[first:last])
+            writer.write_table(rows, row_group_size=max(1, end_row - start_row))
             encoded += sink.tell() - before
             arrow_bytes += float(bytes_by_row[end_row] - bytes_by_row[start_row])
             start_row, first, group = end_row, last, group + 1
     return memoryview(sink.getvalue()), places
+
+
+def _in_pages(rows: pa.Table, lengths: Sequence[int]) -> pa.Table:
+    """The rows of a row group, each column with a chunk for every page that it is to have."""
+    columns = []
+    for name in rows.schema.names:
+        array = whole(rows[name])
+        pages = [(0, len(array))]
+        if name in PAGED:
+            pages = _pages(lengths, np.diff(_offsets(array)[np.cumsum([0, *lengths])]))
+        columns.append(pa.chunked_array([array.slice(*page) for page in pages], array.type))
+    return pa.Table.from_arrays(columns, schema=rows.schema)
+
+
+def _pages(lengths: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """First row and rows of each page: whole episodes that together have at least _PAGE_VALUES values."""
+    pages = []
+    start = rows = values = 0
+    for length, size in zip(lengths, sizes, strict=True):
+        rows, values = rows + length, values + size
+        if values >= _PAGE_VALUES:
+            pages.append((start, rows))
+            start, rows, values = start + rows, 0, 0
+    return [*pages, (start, rows)] if rows or not pages else pages
 
 
 def _is_absent(field: pa.Field, rows: pa.Table) -> bool:
@@ -84,8 +113,9 @@ def _is_absent(field: pa.Field, rows: pa.Table) -> bool:
 
 
 def _steps_writer(sink: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
-    """Row groups are one page a column, so there is no page index. There are no dictionaries, so that pages of several
-    row groups can be decoded together (trajlake.read.stitch); zstd makes as much of what repeats."""
+    """A chunk of a column is a page, because every page is full with a byte. There is no page index: the headers of
+    pages of version 2 say how many rows they have. There are no dictionaries, so that pages of several row groups can
+    be decoded together (trajlake.read.stitch); zstd makes as much of what repeats."""
     leaves = _leaves(schema)
     return pq.ParquetWriter(
         sink,
@@ -94,6 +124,9 @@ def _steps_writer(sink: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
         compression_level={leaf: 3 for leaf in leaves if leaf in _LARGE},
         use_dictionary=False,
         column_encoding={leaf: _ENCODINGS[leaf] for leaf in leaves if leaf in _ENCODINGS},
+        data_page_version="2.0",
+        data_page_size=1,
+        write_batch_size=1 << 16,
         write_page_index=False,
         write_statistics=[leaf for leaf in _PRUNED if leaf in leaves],
         store_schema=False,
