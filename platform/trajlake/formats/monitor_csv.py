@@ -14,7 +14,7 @@ from io import TextIOWrapper
 from typing import Any, cast
 
 from trajlake.errors import FormatError
-from trajlake.formats.base import Format, Record, Refused, fits_begin
+from trajlake.formats.base import Format, Record, Refused, fits_begin, fits_time
 from trajlake.formats.json_rows import loads
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields
@@ -79,10 +79,13 @@ def _record(key: str, line: str, names: list[str], start: dict[str, Any], before
     times: dict[str, Any] = {}
     if before is not None and math.isfinite(seconds) and seconds >= before:
         times = {"started_at": start["t_start"] + before, "ended_at": start["t_start"] + seconds}
+    if not all(map(fits_time, times.values())):
+        times = {}
     name = start.get("env_id")
     if name is not None and fits_begin("env_name", name):
         begin["env_name"] = name
-    if more := {name: value for name, value in start.items() if name not in {"t_start", "env_id"}}:
+    typed = {*(["env_id"] if "env_name" in begin else []), *(["t_start"] if times else [])}
+    if more := {name: value for name, value in start.items() if name not in typed}:
         begin["extra"]["start"] = more
     return Record(key, cast(EpisodeFields, begin), [], EndFields(reward=reward), **times)
 
