@@ -84,7 +84,7 @@ def _record(key: str, line: str, names: list[str], start: dict[str, Any], before
     name = start.get("env_id")
     if name is not None and fits_begin("env_name", name):
         begin["env_name"] = name
-    typed = {*(["env_id"] if "env_name" in begin else []), *(["t_start"] if times else [])}
+    typed = {*(["env_id"] if name is None or "env_name" in begin else []), *(["t_start"] if times else [])}
     if more := {name: value for name, value in start.items() if name not in typed}:
         begin["extra"]["start"] = more
     return Record(key, cast(EpisodeFields, begin), [], EndFields(reward=reward), **times)

@@ -84,13 +84,13 @@ def test_other_csv_is_none(put: Any) -> None:
 
 
 def test_what_of_the_first_line_fits_no_column_is_kept_beside_the_rewards(put: Any) -> None:
-    path = put('#{"t_start": 100614621211.25, "env_id": 7}\nr,l,t\n1,2,3\n')
+    path = put('#{"t_start": 100614621211.25, "env_id": [7]}\nr,l,t\n1,2,3\n')
     (record,) = format_named("monitor-csv").read(open_source(path))
     assert isinstance(record, Record)
     found = stored(record)
     assert found.episode["reward"] == 1.0
     assert found.episode["started_at"] is None
-    assert record.begin["extra"] == {"l": 2, "t": 3.0, "start": {"t_start": 100614621211.25, "env_id": 7}}
+    assert record.begin["extra"] == {"l": 2, "t": 3.0, "start": {"t_start": 100614621211.25, "env_id": [7]}}
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
