@@ -112,6 +112,19 @@ def test_of_a_file_of_ours_wanted_rows_come_back_as_they_are_and_pages_of_others
     assert decoded < there
 
 
+def test_booleans_that_are_all_null_inside_of_lists_come_back():
+    results = [{"call_id": "a", "content": None, "is_error": None}] * 3
+    rows = [
+        {"episode_id": "e", "step_index": 0, "tool_results": results, "loss_mask": [None, None], "terminated": None}
+    ]
+    table = pa.Table.from_pylist(rows, schema=STEPS.arrow)
+    data = bytes(encode_steps(table, [1])[0])
+    group = Footer(data[-8 - int.from_bytes(data[-8:-4], "little") :]).row_group(0)
+    [found] = decode([(group, data[group.extent.start :][: group.extent.length])], [[(0, 1)]])
+    assert found.equals(table)
+    assert with_nulls(pq.read_table(pa.BufferReader(data)), STEPS.arrow).equals(table)
+
+
 def test_bytes_that_are_no_row_group_are_refused():
     data, footer = written(steps(0, 100, COLUMNS), use_dictionary=False, compression="zstd")
     group = footer.row_group(1)
