@@ -123,7 +123,7 @@ def _steps_writer(sink: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
         compression={leaf: "zstd" if leaf in _LARGE else "lz4" for leaf in leaves},
         compression_level={leaf: 3 for leaf in leaves if leaf in _LARGE},
         use_dictionary=False,
-        # Without a dictionary it would be RLE for Booleans in pages of version 2, of which Arrow cannot read empty ones.
+        # Booleans would be RLE in pages of version 2, of which Arrow cannot read those without a value.
         column_encoding={leaf: _ENCODINGS.get(leaf, "PLAIN") for leaf in leaves},
         data_page_version="2.0",
         data_page_size=1,
