@@ -11,9 +11,12 @@ import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Any, Literal
+from uuid import UUID
 
 import numpy as np
+import orjson
 import pyarrow as pa
 
 from trajlake.errors import UsageError
@@ -32,7 +35,15 @@ _LONGEST_TEXT = 500_000_000  # at four bytes a character this still fits Arrow's
 
 
 def json_text(value: Any) -> str:
-    """`value` as JSON text, ASCII only, so that lone surrogates survive as escapes."""
+    """`value` as compact JSON text, with NaN and infinities as Python spells them; where it holds lone surrogates, in
+    ASCII only, so that they survive as escapes. Raises UsageError."""
+    try:
+        data = orjson.dumps(value, option=_AS_JSON_DOES)
+        # A null may have been a NaN, which orjson writes so.
+        if b"null" not in data or orjson.loads(data) == value:
+            return data.decode()
+    except (TypeError, ValueError):  # as orjson's own errors are
+        pass
     try:
         return _JSON.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -46,6 +57,10 @@ def _json_default(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.value
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=repr)
     if isinstance(value, bytes):
@@ -54,6 +69,7 @@ def _json_default(value: Any) -> Any:
 
 
 _JSON = json.JSONEncoder(separators=(",", ":"), default=_json_default)
+_AS_JSON_DOES = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
 def microseconds(value: Any) -> int:

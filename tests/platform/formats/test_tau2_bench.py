@@ -141,7 +141,7 @@ def test_a_simulation_becomes_an_episode_and_each_message_a_step(put: Any) -> No
     user, call, result = first.rows.steps
     assert (user["source"], user["message"], user["cost_usd"]) == ("user", "hi", 0.001)
     [look] = call["tool_calls"]
-    assert look == {"id": "c1", "name": "look", "arguments": '{"id":"\\u00e9"}', "arguments_kind": "object"}
+    assert look == {"id": "c1", "name": "look", "arguments": '{"id":"é"}', "arguments_kind": "object"}
     assert (call["prompt_tokens"], call["completion_tokens"]) == (3437, 22)
     assert result["tool_results"] == [{"call_id": "c1", "content": "Error: no such id", "is_error": True}]
     assert second.begin["trial"] == 3
