@@ -8,10 +8,14 @@ from itertools import product
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as kinds
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trajlake.errors import StoreError
 from trajlake.read.stitch import Footer, decode
+from trajlake.table import layout
 from trajlake.table.layout import PAGED, encode_steps, with_nulls
 from trajlake_schemas import STEPS
 
@@ -131,3 +135,56 @@ def test_bytes_that_are_no_row_group_are_refused():
         decode([(group, b"\xa5" * group.extent.length)])
     with pytest.raises(StoreError, match="damaged"):
         decode([(group, data[group.extent.start :][: group.extent.length - 40])])
+
+
+def values(kind: pa.DataType) -> st.SearchStrategy:
+    """Any value of an Arrow type but null."""
+    if kinds.is_list(kind):
+        return st.lists(values_or_null(kind.value_field), max_size=4)
+    if kinds.is_map(kind):
+        pairs = st.dictionaries(values(kind.key_type), values_or_null(kind.item_field), max_size=2)
+        return pairs.map(lambda found: list(found.items()))
+    if kinds.is_struct(kind):
+        return st.fixed_dictionaries({field.name: values_or_null(field) for field in kind})
+    if kinds.is_string(kind):
+        return st.text(st.characters(codec="utf-8"), max_size=6)
+    if kinds.is_binary(kind):
+        return st.binary(max_size=6)
+    if kinds.is_boolean(kind):
+        return st.booleans()
+    if kinds.is_floating(kind):
+        return st.floats(width=kind.bit_width, allow_nan=False)  # NaN is not equal to itself
+    bits = (64 if kinds.is_timestamp(kind) else kind.bit_width) - 1
+    return st.integers(-(2**bits), 2**bits - 1)
+
+
+def values_or_null(field: pa.Field) -> st.SearchStrategy:
+    return st.none() | values(field.type) if field.nullable else values(field.type)
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> list[list[dict]]:
+    """Rows of steps, an episode's at a time, in a few of the columns: at least one that is nested."""
+    fields = list(STEPS.arrow)
+    nullable = st.sampled_from([field.name for field in fields if field.nullable])
+    nested = st.sampled_from([field.name for field in fields if kinds.is_nested(field.type)])
+    some = {draw(nested), *draw(st.lists(nullable, max_size=2))}
+    row = {field.name: values_or_null(field) for field in fields if field.name in some or not field.nullable}
+    rows = st.lists(st.fixed_dictionaries(row), min_size=1, max_size=3)
+    return draw(st.lists(rows, min_size=1, max_size=5))
+
+
+@settings(max_examples=300)
+@given(written=episodes(), data=st.data())
+def test_steps_of_any_values_come_back_whole_and_those_that_are_wanted_alone(written, data):
+    table = pa.Table.from_pylist([row for episode in written for row in episode], schema=STEPS.arrow)
+    lengths = [len(episode) for episode in written]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "_PAGE_VALUES", data.draw(st.integers(0, 5), label="least values of a page"))
+        file, places = encode_steps(table, lengths)
+    group = Footer(bytes(file[-8 - int.from_bytes(file[-8:-4], "little") :])).row_group(0)
+    inputs = [(group, bytes(file[group.extent.start : group.extent.start + group.extent.length]))]
+    assert decode(inputs)[0].equals(table)
+    place = data.draw(st.sampled_from(places), label="wanted")
+    [found] = decode(inputs, [[(place.row_offset, place.row_count)]])
+    assert found.slice(place.row_offset, place.row_count).equals(table.slice(place.row_offset, place.row_count))

@@ -1,5 +1,10 @@
 """What a rollout gives to `step()` comes back equal from a segment, whatever it is."""
 
+import enum
+import json
+import uuid
+from datetime import datetime
+
 import hypothesis
 import numpy as np
 import pytest
@@ -27,7 +32,7 @@ TEXT = st.text(st.characters(codec=None), max_size=40) | st.sampled_from(
 )
 REAL = st.floats(allow_nan=True, allow_infinity=True)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=10),
+    st.none() | st.booleans() | st.integers() | REAL | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
@@ -77,7 +82,9 @@ def same(one, other):
         return (one != one and other != other) or (one == other and np.signbit(one) == np.signbit(other))
     if isinstance(one, list):
         return len(one) == len(other) and all(map(same, one, other))
-    return one == other
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+    return type(one) is type(other) and one == other
 
 
 @settings(max_examples=100)
@@ -91,9 +98,7 @@ def test_any_step_comes_back_equal(given_step):
                 if isinstance(call["arguments"], str):
                     assert (stored["arguments"], stored["arguments_kind"]) == (call["arguments"], "string")
                 else:
-                    import json
-
-                    assert json.loads(stored["arguments"]) == call["arguments"]
+                    assert same(json.loads(stored["arguments"]), call["arguments"])
                     assert stored["arguments_kind"] == "object"
         else:
             assert same(value, found[name]), name
@@ -193,6 +198,39 @@ def test_keys_of_tool_calls_that_no_column_holds_are_kept():
         {"tool_calls": [{"id": "1", "type": "custom", "function": {"name": "f", "arguments": "x", "strict": 1}}]}
     )
     assert row["extra"] == '{"tool_calls":{"0":{"type":"custom","function":{"strict":1}}}}'
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize("beside", ["", None, float("nan"), "\ud800"], ids=ascii)
+@pytest.mark.parametrize(
+    "value, stored",
+    [
+        ([np.float32(1.5), np.int64(7), np.array([1, 2]), np.bool_(True)], [1.5, 7, [1, 2], True]),
+        (np.str_("x"), "x"),
+        ((1, None), [1, None]),
+        ({"b", "a"}, ["a", "b"]),
+        (datetime(2024, 5, 15, 15), "2024-05-15T15:00:00"),
+        (uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        ([Level.HIGH, Colour.RED], [3, "red"]),
+        ([2**70, 1e22, -0.0], [2**70, 1e22, -0.0]),
+        (b"\0", {"base64": "AA=="}),
+        ({7: "a key that is no text"}, {"7": "a key that is no text"}),
+    ],
+)
+def test_extra_takes_what_programs_hold_whatever_stands_beside_it(value, stored, beside):
+    found = json.loads(step_row({"extra": {"value": value, "beside": beside}})["extra"])
+    assert same(found, {"value": stored, "beside": beside})
+
+
+def test_json_text_is_readable_unicode():
+    assert step_row({"extra": {"größe": "😀", "n": None}})["extra"] == '{"größe":"😀","n":null}'
 
 
 def test_times_are_microseconds_whatever_form_they_have():
