@@ -210,7 +210,7 @@ class Colour(enum.Enum):
 
 @pytest.mark.parametrize("beside", ["", None, float("nan"), "\ud800"], ids=ascii)
 @pytest.mark.parametrize(
-    "value, stored",
+    ("value", "stored"),
     [
         ([np.float32(1.5), np.int64(7), np.array([1, 2]), np.bool_(True)], [1.5, 7, [1, 2], True]),
         (np.str_("x"), "x"),

@@ -107,21 +107,30 @@ def layout_of(text: Text) -> Layout:
 def read_rows(text: Text, layout: Layout, *, whole: bool = False) -> Iterator[Row | Refused]:
     """The rows of a file in their order. With `whole` it is tried to read them at once, which is faster and takes the
     memory of all of them."""
-    if layout == "lines":
-        return _read_lines(text)
     if whole and text.encoding_name == "UTF-8" and (rows := _read_whole(text, layout)) is not None:
-        return rows
-    return _read_array(text) if layout == "array" else _read_values(text)
+        return iter(rows)
+    return {"lines": _read_lines, "array": _read_array, "values": _read_values}[layout](text)
 
 
-def _read_whole(text: Text, layout: Layout) -> Iterator[Row] | None:
-    """The rows of a file that is one JSON value without anything to object to, else None."""
-    value = quick_loads(text.all_bytes(), MAX_DEPTH + (2 if layout == "array" else 1))
-    if value is DOUBTFUL:
-        text.begin_again()
-        return None
-    rows = value if layout == "array" else [value]
-    return (Row(f"row {number}", row) for number, row in enumerate(rows, 1))
+def _read_whole(text: Text, layout: Layout) -> list[Row] | None:
+    """The rows of a file that is one JSON value, or one a line, without anything to object to, else None."""
+    data = text.all_bytes()
+    rows: list[Row] = []
+    if layout == "lines":
+        for number, line in enumerate(data.split(b"\n"), 1):
+            if line.strip(_SPACE.encode()):
+                value = quick_loads(line, MAX_DEPTH + 1)
+                if value is DOUBTFUL:
+                    break
+                rows.append(Row(f"line {number}", value))
+        else:
+            return rows
+    else:
+        value = quick_loads(data, MAX_DEPTH + (2 if layout == "array" else 1))
+        if value is not DOUBTFUL:
+            return [Row(f"row {number}", row) for number, row in enumerate(value if layout == "array" else [value], 1)]
+    text.begin_again()
+    return None
 
 
 def _next_line(text: Text) -> str | None:

@@ -72,8 +72,10 @@ class Source:
                 return "binary"
         return ""
 
-    def open(self) -> BufferedReader:
+    def open(self) -> BufferedReader | BytesIO:
         """The bytes. Raises FormatError where they cannot be had."""
+        if len(self.head) == self.size:
+            return BytesIO(self.head)
         try:
             return self.path.open("rb")
         except OSError as error:
@@ -82,8 +84,7 @@ class Source:
     @cached_property
     def layout(self) -> Layout:
         """How the file's JSON values stand in it: one array, one value a line, or one after another."""
-        whole = len(self.head) == self.size
-        with BytesIO(self.head) if whole else self.open() as file:
+        with self.open() as file:
             return layout_of(self._text(file, _HEAD_BYTES))
 
     def rows(self) -> Iterator[Row | Refused]:
@@ -171,8 +172,6 @@ def open_source(path: str | Path, *, sha256: str | None = None) -> Source:
     is a folder, empty, or a Git LFS pointer."""
     path = Path(path)
     try:
-        if not path.exists():
-            raise FormatError(f"{path}: no such file")
         found = path.stat()
         if stat.S_ISDIR(found.st_mode):
             raise FormatError(f"{path}: a folder, not a file")
@@ -181,6 +180,8 @@ def open_source(path: str | Path, *, sha256: str | None = None) -> Source:
         size = found.st_size
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FormatError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise FormatError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if not head or (len(head) == size and not head.removeprefix(codecs.BOM_UTF8).strip()):
