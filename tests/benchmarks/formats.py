@@ -54,10 +54,15 @@ def run(options: Options) -> list[Result]:
     found = [*_found(folder), *_made(folder, options.scratch("made"))]
     results = []
     small = options.repeats == 1
+    every = []
     for inputs in found:
         least = 0 if small else _ARRAY_BYTES if inputs.name in _ARRAYS else _LARGE_BYTES
         large = _repeated(inputs, options.scratch("large"), least)
         results += _speed(options, f"{inputs.name}: {len(large.files)} files", large)
+        every += [large] if inputs.name not in _ARRAYS else []
+    together = Inputs("all", [path for inputs in every for path in inputs.files], sum(each.work for each in every))
+    case = f"all of these but minari's at once, {len(together.files)} files, in as many processes as by default"
+    results += _speed(options, case, together, processes=None)
     for inputs in found:
         if inputs.name in {"tau-bench", "swe-agent", "verifiers"}:
             results += _speed(options, f"{inputs.name}: one file", _one(inputs))
@@ -147,7 +152,7 @@ def _measured(action: Callable[[], object]) -> Cost:
     return time.perf_counter() - began, sum(spent)
 
 
-def _importing(options: Options, inputs: Inputs, processes: int) -> Cost:
+def _importing(options: Options, inputs: Inputs, processes: int | None) -> Cost:
     folder = options.scratch("import")
     lake = trajlake.create(folder / "lake")
     before = os.environ.get("TRAJLAKE_SPOOL")
@@ -162,7 +167,7 @@ def _importing(options: Options, inputs: Inputs, processes: int) -> Cost:
     return cost
 
 
-def _import(lake: trajlake.Lake, files: Sequence[Path], processes: int) -> None:
+def _import(lake: trajlake.Lake, files: Sequence[Path], processes: int | None) -> None:
     report = import_tree(lake, "bench", files, processes=processes)
     bad = [file for file in report.files if file.error is not None]
     assert not bad, bad[0]
@@ -195,12 +200,12 @@ def _load_arrays(path: Path) -> None:
                 arrays[name]
 
 
-def _speed(options: Options, case: str, inputs: Inputs) -> list[Result]:
+def _speed(options: Options, case: str, inputs: Inputs, processes: int | None = 1) -> list[Result]:
     load = _peer(inputs.name)
     peer = "numpy.load" if inputs.name in _ARRAYS else _PEER
     costs = in_turns(
         {
-            OURS: lambda: _importing(options, inputs, 1),
+            OURS: lambda: _importing(options, inputs, processes),
             peer: lambda: _measured(lambda: [load(path) for path in inputs.files]),
         },
         options.repeats,
