@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from trajlake.ingest.writer import Writer
 
 _WORTH_A_PROCESS = 24 << 20  # bytes of files for each: it takes as long to start a process as to read these
-_BATCH_BYTES = 4 << 20
+_BATCH_BYTES = 4 << 20  # of files that are read between two flushes
+_WRITER_BATCH_BYTES = 4 << 20  # no rollout waits while a batch becomes Arrow
 _LOST = "the process that read it was killed, perhaps for want of memory; run the same command again"
 
 
@@ -89,12 +90,16 @@ def import_tree(
     if wanted > 1:
         found |= _in_processes(lake, job, hashes, wanted, on_progress)
     elif hashes:
-        with lake.writer(run=run) as writer:
+        with _writer(lake, run) as writer:
             report = import_files(
                 writer, hashes, format=chosen, begin=begin, on_progress=on_progress, ledger=ledger, hashes=hashes
             )
         found |= {file.path: file for file in report.files}
     return ImportReport([found[path] for path in files])
+
+
+def _writer(lake: Lake, run: str) -> Writer:
+    return lake.writer(run=run, batch_bytes=_WRITER_BATCH_BYTES)
 
 
 def _format(job: _Job) -> str | Format | None:
@@ -161,7 +166,7 @@ def _in_processes(
     with ThreadPoolExecutor(count - 1) as threads, process_pool(count - 1, _start, job) as pool:
         others = [threads.submit(read_elsewhere) for _ in range(count - 1)]
         try:
-            with lake.writer(run=job.run) as writer:
+            with _writer(lake, job.run) as writer:
                 read = _reader(lake, writer, job)
                 read_here(read)
                 for other in others:
@@ -235,7 +240,7 @@ _read_files: Callable[[Hashes, None], ImportReport] | None = None
 def _start(job: _Job) -> None:
     global _read_files
     lake = connect(job.uri)
-    writer = lake.writer(run=job.run)
+    writer = _writer(lake, job.run)
     Finalize(None, writer.close, exitpriority=100)
     _read_files = _reader(lake, writer, job)
 

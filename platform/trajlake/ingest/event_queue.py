@@ -13,12 +13,10 @@ from trajlake.ingest.values import Row, row_bytes
 
 log = logging.getLogger("trajlake")
 
-_BATCH_BYTES = 1 << 20
 OWN_EPISODE = (
     "was begun in the process that this one was forked from, and only that one can add to it: begin an episode of its "
     "own in each process"
 )
-
 
 Queued = tuple[str, str, int, int, int, Row, int]  # an Event and about how many bytes it takes
 
@@ -45,7 +43,7 @@ class EventQueue:
     are bounded by `limit`, give or take one event.
     """
 
-    def __init__(self, run: str, limit: int, *, drops: bool) -> None:
+    def __init__(self, run: str, limit: int, batch_bytes: int, *, drops: bool) -> None:
         self._lock = threading.Lock()
         self.changed = threading.Condition(self._lock)
         self.queued = 0
@@ -56,7 +54,7 @@ class EventQueue:
         self.wait_seconds = 0.0
         self.dropped_events = 0
         self.dropped_episodes = 0
-        self.batch_bytes = min(_BATCH_BYTES, limit // 8)  # worth to be encoded
+        self.batch_bytes = min(batch_bytes, limit // 8)  # worth to be encoded
         self._run = run
         self._limit = limit
         self._drops = drops

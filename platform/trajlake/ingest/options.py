@@ -37,7 +37,9 @@ class WriterOptions:
 
     `segment_bytes` and `segment_seconds` bound how much and how long events wait before they are uploaded, and
     `linger_seconds` how long what others wait for does: the end of an episode, a score, a retraction.
-    `memory_bytes` bounds what is queued or waits in memory, `spool_bytes` what this writer has on disk.
+    `memory_bytes` bounds what is queued or waits in memory, `spool_bytes` what this writer has on disk. `batch_bytes` is
+    from how much on events become Arrow without waiting for more: larger batches take less time, and no other thread of
+    Python runs while one is made.
     `log_seconds` is the time between two lines in the log (0: none). `exit_seconds` is how long the end of the
     interpreter waits for what is not durable yet.
     """
@@ -48,6 +50,7 @@ class WriterOptions:
     segment_bytes: int = 4 << 20
     segment_seconds: float = 5.0
     linger_seconds: float = 2.0
+    batch_bytes: int = 1 << 20
     memory_bytes: int = 64 << 20
     spool_bytes: int = DEFAULT_SPOOL_BYTES
     log_seconds: float = 60.0
@@ -61,7 +64,14 @@ class WriterOptions:
         ):
             if value not in choices:
                 raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-        for name in ("segment_bytes", "memory_bytes", "spool_bytes", "segment_seconds", "linger_seconds"):
+        for name in (
+            "segment_bytes",
+            "segment_seconds",
+            "linger_seconds",
+            "batch_bytes",
+            "memory_bytes",
+            "spool_bytes",
+        ):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} must be more than 0, not {getattr(self, name)!r}")
 

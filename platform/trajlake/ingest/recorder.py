@@ -30,7 +30,9 @@ class Recorder:
         self._meta = meta
         self._options = options
         self._folder = SpoolFolder.create(options.spool, meta) if options.needs_disk else NoSpool(meta)
-        self._queue = EventQueue(meta.run_id, options.memory_bytes, drops=options.on_full == "drop_and_count")
+        self._queue = EventQueue(
+            meta.run_id, options.memory_bytes, options.batch_bytes, drops=options.on_full == "drop_and_count"
+        )
         self._encoder = Encoder(self._queue, self._folder, options, meta.run_id, self._tick)
         self._uploader = Uploader(
             store, self._folder, options.spool if options.needs_disk else None, self._encoder.uploaded

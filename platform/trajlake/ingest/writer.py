@@ -38,6 +38,7 @@ class WriterChoices(TypedDict, total=False):
     segment_bytes: int
     segment_seconds: float
     linger_seconds: float
+    batch_bytes: int
     memory_bytes: int
     spool_bytes: int
     log_seconds: float
