@@ -8,8 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedReader
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -49,7 +48,7 @@ def is_archive(source: Source) -> bool:
 class Archive:
     """An open archive. Made by `open_archive`."""
 
-    def __init__(self, file: BufferedReader, zipped: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo]) -> None:
+    def __init__(self, file: BinaryIO, zipped: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo]) -> None:
         self._file = file
         self._zipped = zipped
         self._members = members

@@ -37,9 +37,9 @@ class WriterOptions:
 
     `segment_bytes` and `segment_seconds` bound how much and how long events wait before they are uploaded, and
     `linger_seconds` how long what others wait for does: the end of an episode, a score, a retraction.
-    `memory_bytes` bounds what is queued or waits in memory, `spool_bytes` what this writer has on disk. `batch_bytes` is
-    from how much on events become Arrow without waiting for more: larger batches take less time, and no other thread of
-    Python runs while one is made.
+    `memory_bytes` bounds what is queued or waits in memory, `spool_bytes` what this writer has on disk. From
+    `batch_bytes` on events become Arrow at once: larger batches take less time, and no other thread of Python runs
+    while one is made.
     `log_seconds` is the time between two lines in the log (0: none). `exit_seconds` is how long the end of the
     interpreter waits for what is not durable yet.
     """
