@@ -80,7 +80,7 @@ class Archive:
     def read_json(self, name: str) -> Any:
         """One member as a JSON value. Raises FormatError."""
         try:
-            return loads(self.read(name).decode("utf-8-sig"))
+            return loads(self.read(name))
         except UnicodeDecodeError:
             raise FormatError("it holds bytes that are not UTF-8") from None
         except ValueError as error:

@@ -70,10 +70,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
-def loads(text: str) -> Any:
-    """One JSON value. Raises ValueError, also for nesting deeper than MAX_DEPTH and for a key that is there twice."""
+def loads(text: str | bytes) -> Any:
+    """One JSON value, of a text or its bytes in UTF-8. Raises ValueError, also for nesting deeper than MAX_DEPTH and for a
+    key that is there twice; UnicodeDecodeError, which is one, for bytes that are no UTF-8."""
     value = quick_loads(text, MAX_DEPTH + 1)
-    return _slow_loads(text) if value is DOUBTFUL else value
+    if value is not DOUBTFUL:
+        return value
+    return _slow_loads(text if isinstance(text, str) else text.decode("utf-8-sig"))
 
 
 def _slow_loads(text: str) -> Any:

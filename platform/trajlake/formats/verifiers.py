@@ -71,7 +71,7 @@ def _metadata_beside(path: Path) -> Mapping[str, Any]:
     try:
         if not beside.is_file() or beside.stat().st_size > _LARGEST_METADATA:
             return {}
-        value = loads(beside.read_text(encoding="utf-8-sig"))
+        value = loads(beside.read_bytes())
     except (OSError, ValueError):
         return {}
     return value if _is_metadata(value) else {}
