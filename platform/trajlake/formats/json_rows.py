@@ -71,8 +71,8 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def loads(text: str | bytes) -> Any:
-    """One JSON value, of a text or its bytes in UTF-8. Raises ValueError, also for nesting deeper than MAX_DEPTH and for a
-    key that is there twice; UnicodeDecodeError, which is one, for bytes that are no UTF-8."""
+    """One JSON value, of a text or its bytes in UTF-8. Raises ValueError, also for nesting deeper than MAX_DEPTH and
+    for a key that is there twice; UnicodeDecodeError, which is one, for bytes that are no UTF-8."""
     value = quick_loads(text, MAX_DEPTH + 1)
     if value is not DOUBTFUL:
         return value

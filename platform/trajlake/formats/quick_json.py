@@ -10,6 +10,7 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import orjson
 
 __all__ = ["DOUBTFUL", "own_loads", "quick_loads"]
@@ -19,8 +20,12 @@ DOUBTFUL = object()
 
 _WRITER_DEPTH = 254
 """Levels that orjson writes; one more is an error."""
-_LONG_INTEGER = b"0" * 19
+_LONG = 19
 """As many digits as the shortest whole number that may not fit 64 bits."""
+_DOUBLINGS = (1, 2, 4, 8, 3)
+"""How runs of 1, 2, 4, 8 and 16 digits become those of twice as many, and at last of `_LONG`."""
+_AT_ONCE = 1 << 17  # bytes, which stay in the processor's cache
+_WORTH_NUMPY = 1 << 13  # bytes from which on numpy takes less time
 _ZEROS = re.compile(b"0+")
 _DIGITS_AS_ZERO = bytes(ord("0") if ord("0") <= byte <= ord("9") else 0 for byte in range(256))
 
@@ -41,7 +46,7 @@ def quick_loads(text: str | bytes, depth: int) -> Any:
         return DOUBTFUL
     # A quote stands around each text and for each quote in it, here as there. A pair that was dropped had a key, whose
     # quotes would be missing.
-    return value if data.count(b'"') == written.count(b'"') else DOUBTFUL
+    return value if _quotes(data) == _quotes(written) else DOUBTFUL
 
 
 def own_loads(text: str) -> Any:
@@ -56,14 +61,36 @@ def own_loads(text: str) -> Any:
     return json.loads(text)
 
 
+def _quotes(data: bytes) -> int:
+    if len(data) < _WORTH_NUMPY:
+        return data.count(b'"')
+    codes = np.frombuffer(data, np.uint8)
+    parts = (codes[start : start + _AT_ONCE] for start in range(0, len(codes), _AT_ONCE))
+    return sum(int(np.count_nonzero(part == ord('"'))) for part in parts)
+
+
 def _may_hold_long_integer(data: bytes) -> bool:
-    """Whether as many digits stand anywhere but behind a point."""
+    """Whether `_LONG` digits stand anywhere but behind a point."""
+    if len(data) < _WORTH_NUMPY:
+        return _holds_long_integer(data)
+    codes = np.frombuffer(data, np.uint8)
+    for start in range(0, len(data), _AT_ONCE):
+        end = start + _AT_ONCE + _LONG - 1
+        runs = codes[start:end] - np.uint8(ord("0")) < 10  # what is less than 0 wraps to more
+        for shift in _DOUBLINGS:
+            runs = runs[shift:] & runs[:-shift]
+        if runs.any() and _holds_long_integer(data[max(0, start - 1) : end]):
+            return True
+    return False
+
+
+def _holds_long_integer(data: bytes) -> bool:
     zeros = data.translate(_DIGITS_AS_ZERO)
-    start = zeros.find(_LONG_INTEGER)
+    start = zeros.find(b"0" * _LONG)
     while start >= 0:
         if data[start - 1 : start] != b".":
             return True
         digits = _ZEROS.match(zeros, start)
         assert digits is not None
-        start = zeros.find(_LONG_INTEGER, digits.end())
+        start = zeros.find(b"0" * _LONG, digits.end())
     return False

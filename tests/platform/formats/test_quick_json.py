@@ -62,6 +62,16 @@ def test_it_gives_the_value_and_type_of_the_standard_library_or_nothing(text: st
     assert repr(quick_loads(text.encode("utf-8", "surrogatepass"), MAX_DEPTH)) == repr(found)
 
 
+@given(_TEXTS | _NUMBERS, st.sampled_from([1 << 13, 1 << 17, 1 << 18]), st.integers(-30, 5))
+@example(f"{2**64}", 1 << 17, -10)
+@example('{"a": 1, "a": 1}', 1 << 17, 0)
+def test_so_it_does_at_any_place_of_a_long_text(text: str, place: int, before: int) -> None:
+    text = f'["{"x" * (place + before)}",{text}]'
+    found = quick_loads(text, MAX_DEPTH)
+    if found is not DOUBTFUL:
+        assert repr(found) == repr(json.loads(text, object_pairs_hook=_pairs))
+
+
 @given(_TEXTS)
 def test_a_text_is_read_or_refused_as_if_there_were_no_quick_way(text: str) -> None:
     try:
@@ -103,5 +113,7 @@ def test_its_depth_is_exact(opening: str, inside: str) -> None:
 @pytest.mark.parametrize(
     "text", ['{"a": 1}', '[{"b": [0.1, -1e-7, 0.0035475000000000003, 123456789012345678]}]', '"\\\\ é \\n"', "null"]
 )
-def test_usual_json_takes_the_quick_way(text: str) -> None:
+@pytest.mark.parametrize("beside", [0, 200_000])
+def test_usual_json_takes_the_quick_way(text: str, beside: int) -> None:
+    text = f'["{"x" * beside}", {text}]'
     assert repr(quick_loads(text, MAX_DEPTH)) == repr(json.loads(text))
