@@ -62,9 +62,9 @@ def retract(
     exports: Sequence[str | Path] = (),
     dry_run: bool = False,
 ) -> RetractReport:
-    """Say of episodes, by id or by a condition on `episodes`, that they must not be used, and find the registered
-    samples and exports that used them; `exports` are folders of exports that are looked through beside those. None of
-    them is changed. What landed is compacted first.
+    """Say of episodes, either by id or by a condition on `episodes`, that they must not be used, and find the
+    registered samples and exports that used them; `exports` are folders of exports that are looked through beside
+    those. None of them is changed. What landed is compacted first.
 
     By default they are marked, as by `Lake.retract`: they stay in the tables with the reason, and no sample and no
     export has them any more. `for_good` removes them from the tables, from every older version of them and from what
@@ -74,13 +74,13 @@ def retract(
     Raises EpisodeMissing for an id that the lake does not have, UsageError, QueryError.
     """
     named = set(episodes)
-    if not named and not where:
-        raise UsageError("which episodes? Give their ids, or a condition")
+    if bool(named) == bool(where):
+        raise UsageError("which episodes? Give their ids, or a condition" + (", not both" if named else ""))
     if not reason.strip():
         raise UsageError("say why the episodes are retracted: the reason stays where they were")
     if not dry_run:
         compact(lake)
-    chosen = named | _chosen(lake, where)
+    chosen = named or _chosen(lake, where)
     missing = named - set(_existing(lake, sorted(named)))
     # One that was retracted for good before may be named again, to finish what a crash has left.
     gone = set(tombstones_among(lake.store, sorted(missing))) if for_good else set()
@@ -108,8 +108,6 @@ def _once(chosen: set[str], reason: str) -> Make:
 
 
 def _chosen(lake: Lake, where: str | None) -> set[str]:
-    if not where:
-        return set()
     snapshot = lake.snapshot()
     return set(snapshot.collect(snapshot.where(where).select("episode_id"))["episode_id"])
 

@@ -10,11 +10,13 @@ import pytest
 from tests.rollouts import assert_sound
 
 import trajlake
+from trajlake.analysis.stats import summarize
 from trajlake.errors import UsageError
 from trajlake_pipelines import dedupe_job, near
 from trajlake_pipelines.compact import compact
 from trajlake_pipelines.dedupe import dedupe
 from trajlake_pipelines.optimize import optimize
+from trajlake_pipelines.retract import retract
 
 pytestmark = pytest.mark.beam
 
@@ -84,6 +86,23 @@ def test_the_one_that_may_be_used_is_the_original(talks):
     compact(talks)
     dedupe(talks)
     assert marks(talks) == {"one": "one-twin"}
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_where_the_original_is_retracted_one_of_its_repeats_counts_even_before_the_next_dedupe(talks, for_good):
+    with talks.writer(run="run", worker="v") as writer:
+        for trajectory in [talks.snapshot().episode("one")] * 2:
+            episode = writer.episode(task_id="talk")
+            for step in trajectory.steps:
+                episode.step(source=step["source"], message=step["message"])
+            episode.end(reward=1.0)
+    compact(talks)
+    assert dedupe(talks).duplicates == 3
+    retract(talks, ["one"], reason="names a customer", for_good=for_good)
+    snapshot = talks.snapshot()
+    [row] = summarize(snapshot, unique=True).to_dicts()
+    drawn = [sample.episode_id for sample in snapshot.sampler("epochs", unique=True).take(8)]
+    assert row["episodes"] == len(set(drawn)) == 8
 
 
 def test_what_makes_no_sense_is_refused(talks):

@@ -63,6 +63,11 @@ def test_one_that_is_sent_again_stays_away(lake):
     assert holders(lake, "e0003") == ([], [])
 
 
+def test_ids_and_a_condition_together_are_refused(lake):
+    with pytest.raises(UsageError, match="not both"):
+        retract(lake, ["e0003"], where="task_id = '2'", reason="x")
+
+
 def test_by_a_condition_and_as_a_dry_run(lake):
     report = retract(lake, where="task_id = '2'", reason="contaminated", for_good=True, dry_run=True)
     assert (len(report.episodes), report.dry_run) == (2, True)

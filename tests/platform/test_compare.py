@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 COLUMNS: dict[str, Any] = {
     "task_family": pl.String, "env_name": pl.String, "task_id": pl.String, "group_id": pl.String, "run_id": pl.String,
     "policy_name": pl.String, "policy_version": pl.String, "success": pl.Boolean, "reward": pl.Float64,
-    "retracted": pl.String, "duplicate_of": pl.String,
+    "retracted": pl.String, "duplicate_of": pl.String, "episode_id": pl.String,
 }  # fmt: skip
 
 
@@ -27,7 +27,8 @@ class Rows:
     """In place of a snapshot: these episodes."""
 
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
-        self.episodes = pl.DataFrame([{name: row.get(name) for name in COLUMNS} for row in rows], COLUMNS).lazy()
+        filled = [{"episode_id": f"e{place}", **row} for place, row in enumerate(rows)]
+        self.episodes = pl.DataFrame([{name: row.get(name) for name in COLUMNS} for row in filled], COLUMNS).lazy()
 
     def where(self, condition: str | None) -> pl.LazyFrame:
         return self.episodes if condition is None else self.episodes.filter(pl.sql_expr(condition))
@@ -80,7 +81,7 @@ def test_what_was_not_judged_can_count_as_failed_and_retracted_episodes_never_co
     assert compared(rows, nulls="failures").difference == -0.5
     marked = [*rows, {"policy_name": "new", "run_id": "r", "task_id": "t", "success": False, "retracted": "a name"}]
     assert compared(marked).difference == 0.0
-    repeated = [*rows, {"policy_name": "new", "run_id": "r", "task_id": "t", "success": False, "duplicate_of": "x"}]
+    repeated = [*rows, {"policy_name": "new", "run_id": "r", "task_id": "t", "success": False, "duplicate_of": "e0"}]
     assert compared(repeated).difference == -0.5
     assert compared(repeated).repeats == 1
     tasks = dict.fromkeys(("10", "9", "2"), "1")

@@ -26,6 +26,7 @@ COLUMNS: dict[str, Any] = {
     "policy_name": pl.String, "domain": pl.String, "success": pl.Boolean, "reward": pl.Float64, "n_steps": pl.Int32,
     "prompt_tokens": pl.Int64, "completion_tokens": pl.Int64, "wall_ms": pl.Float64, "extra": pl.String,
     "retracted": pl.String, "run_id": pl.String, "policy_version": pl.String, "duplicate_of": pl.String,
+    "episode_id": pl.String,
 }  # fmt: skip
 
 
@@ -33,7 +34,7 @@ class Rows:
     """In place of a snapshot: these episodes."""
 
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
-        filled = [{"n_steps": 1, **row} for row in rows]
+        filled = [{"n_steps": 1, "episode_id": f"e{place}", **row} for place, row in enumerate(rows)]
         self.episodes = pl.DataFrame([{name: row.get(name) for name in COLUMNS} for row in filled], COLUMNS).lazy()
 
     def where(self, condition: str | None) -> pl.LazyFrame:
@@ -173,8 +174,8 @@ def test_columns_are_the_same_and_in_order_unless_more_is_asked_for() -> None:
 
 def test_what_was_pooled_is_counted_and_repeats_can_be_left_out() -> None:
     rows = [
-        {"run_id": "a", "policy_name": "p", "policy_version": "1", "success": True},
-        {"run_id": "a", "policy_name": "p", "policy_version": "2", "success": True},
+        {"run_id": "a", "policy_name": "p", "policy_version": "1", "success": True, "episode_id": "x"},
+        {"run_id": "a", "policy_name": "p", "policy_version": "2", "success": True, "episode_id": "y"},
         {"run_id": "b", "policy_name": "p", "policy_version": "2", "success": False, "duplicate_of": "x"},
         {"run_id": "b", "policy_name": None, "policy_version": "2", "success": False},
     ]

@@ -113,9 +113,9 @@ def _without_steps(snapshot: Snapshot, where: str | None, unique: bool) -> int:
     """How many of what was exported are returns without steps, which few trainers expect."""
     import polars as pl
 
-    from trajlake.read.snapshot import USABLE
+    from trajlake.read.snapshot import USABLE, is_repeat
 
     frame = snapshot.where(where).filter(USABLE & (pl.col("n_steps") == 0))
     if unique:
-        frame = frame.filter(pl.col("duplicate_of").is_null())
+        frame = frame.filter(~is_repeat(snapshot))
     return int(snapshot.collect(frame.select(pl.len())).item())

@@ -20,7 +20,7 @@ import polars as pl
 from trajlake.analysis.intervals import Interval, bootstrap, newcombe, sign_test, welch
 from trajlake.analysis.stats import TASK, Nulls, as_failures, in_order, task_columns
 from trajlake.errors import UsageError
-from trajlake.read.snapshot import USABLE
+from trajlake.read.snapshot import USABLE, is_repeat
 
 if TYPE_CHECKING:
     from trajlake.read.snapshot import Snapshot
@@ -93,7 +93,7 @@ def compare(
         raise UsageError(f"a confidence is between 0 and 1, like 0.95, not {confidence}")
     frame = snapshot.where(where).filter(USABLE)
     if unique:
-        frame = frame.filter(pl.col("duplicate_of").is_null())
+        frame = frame.filter(~is_repeat(snapshot))
     known = frame.collect_schema()
     if by is not None and by != _VERSIONED and by not in known:
         near = get_close_matches(by, known.names(), n=3) or known.names()

@@ -27,11 +27,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
 import polars as pl
 
 from trajlake.analysis.intervals import bootstrap, student, wilson
 from trajlake.errors import UsageError
-from trajlake.read.snapshot import USABLE
+from trajlake.read.snapshot import USABLE, is_repeat
 
 if TYPE_CHECKING:
     from trajlake.read.snapshot import Snapshot
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 Per = Literal["episode", "task"]
 Nulls = Literal["left-out", "failures"]
 Interval = Literal["standard", "bootstrap"]
+_Counts = np.ndarray[Any, np.dtype[np.int64]]
+_Ratios = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ def _rows(
     """The usable episodes with what is measured, and the task that each belongs to."""
     frame = snapshot.where(where).filter(USABLE)
     if unique:
-        frame = frame.filter(pl.col("duplicate_of").is_null())
+        frame = frame.filter(~is_repeat(snapshot))
     known = frame.collect_schema()
     for name in keys:
         if name not in known:
@@ -276,23 +279,23 @@ def _joined(left: pl.DataFrame, right: pl.DataFrame, keys: list[str]) -> pl.Data
 
 def _pass(rows: pl.DataFrame, keys: list[str], pass_k: Sequence[int]) -> pl.DataFrame:
     judged = rows.filter(pl.col("success").is_not_null() & pl.col("has_task"))
-    n, c = pl.col("n"), pl.col("c")
+    n = pl.col("n")
     tasks = judged.group_by([*keys, "task"]).agg(n=pl.len().cast(pl.Int64), c=pl.col("success").sum().cast(pl.Int64))
+    trials, successes = tasks["n"].to_numpy(), tasks["c"].to_numpy()
     aggregates = []
     for k in dict.fromkeys(pass_k):
-        enough = n >= k
-        aggregates += [
-            _ratio_of_binomials(c, n, k).filter(enough).mean().alias(f"pass^{k}"),
-            (1.0 - _ratio_of_binomials(n - c, n, k)).filter(enough).mean().alias(f"pass@{k}"),
-        ]
+        all_of, none_of = (_ratio_of_binomials(top, trials, k) for top in (successes, trials - successes))
+        tasks = tasks.with_columns(pl.Series(f"pass^{k}", all_of), pl.Series(f"pass@{k}", 1.0 - none_of))
+        aggregates += [pl.col(name).filter(n >= k).mean() for name in (f"pass^{k}", f"pass@{k}")]
         if tasks.filter(n < k).height:
-            aggregates.append(enough.sum().cast(pl.Int64).alias(f"tasks@{k}"))
+            aggregates.append((n >= k).sum().cast(pl.Int64).alias(f"tasks@{k}"))
     return _grouped(tasks, keys, aggregates)
 
 
-def _ratio_of_binomials(top: pl.Expr, bottom: pl.Expr, k: int) -> pl.Expr:
-    """C(top, k) / C(bottom, k) as a product of ratios, exact enough for any n and without large numbers."""
-    ratio = pl.lit(1.0)
-    for i in range(k):
-        ratio = ratio * pl.max_horizontal(top - i, 0) / (bottom - i)
+def _ratio_of_binomials(top: _Counts, bottom: _Counts, k: int) -> _Ratios:
+    """C(top, k) / C(bottom, k) as a product of ratios, exact enough for any n and without large numbers; anything
+    where bottom < k."""
+    ratio = np.ones(len(top))
+    for i in range(min(k, int(bottom.max(initial=0)))):
+        ratio *= np.maximum(top - i, 0) / np.maximum(bottom - i, 1)
     return ratio

@@ -30,6 +30,7 @@ from trajlake.errors import ExportError, StoreError, UsageError
 from trajlake.formats.exporting import export_format, parts_of, write_part
 from trajlake.read.lineage import register
 from trajlake.read.shards import SHARD_WRITERS, ShardFile
+from trajlake.read.snapshot import is_repeat
 
 if TYPE_CHECKING:
     from trajlake.formats import Format
@@ -138,7 +139,7 @@ def _chosen(snapshot: Snapshot, where: str | None, seed: int | None, unique: boo
     """The episode rows, shuffled where there is a seed, and how many were left out: retracted, repeating another."""
     rows = snapshot.collect(snapshot.where(where).sort("episode_id"))
     usable = rows.filter(pl.col("retracted").is_null())
-    chosen = usable.filter(pl.col("duplicate_of").is_null()) if unique else usable
+    chosen = usable.filter(~is_repeat(snapshot)) if unique else usable
     if chosen.is_empty():
         raise UsageError("no episode fits" + (f" {where!r}" if where else ": the snapshot is empty"))
     if seed is None:

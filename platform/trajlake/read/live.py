@@ -23,7 +23,7 @@ from trajlake.read.draws import words
 from trajlake.read.flow import MinSize, RateLimiter
 from trajlake.read.items import NothingFits, Pieces
 from trajlake.read.landing import Landed, LandingTail
-from trajlake.read.population import Recipe, columns_of, population
+from trajlake.read.population import Recipe, columns_of, population, rows_of
 from trajlake.read.sampler import Sample, Sampler
 from trajlake.read.tags import filtered
 from trajlake.table.rewrite import LATE, add_late
@@ -102,7 +102,7 @@ class LiveView:
         """What a population is made of: those that fit `where`. The same frame until there is something new."""
         chosen = columns_of(recipe)
         if self._chosen is None:
-            self._chosen = self.snapshot.collect(self.snapshot.where(recipe.where).select(chosen)).sort("episode_id")
+            self._chosen = rows_of(self.snapshot, recipe).sort("episode_id")
         if self._frames:
             tail = pl.concat(self._frames, how="vertical_relaxed").lazy()
             if recipe.where and recipe.where.strip():

@@ -11,6 +11,7 @@ import polars as pl
 from trajlake.errors import QueryError, UsageError
 from trajlake.read.index import sorted_by_id
 from trajlake.read.items import NothingFits, Window
+from trajlake.read.snapshot import is_repeat
 from trajlake.read.strategies import Strategy, strategy_of
 from trajlake.table.sealed import lacks_steps
 
@@ -106,8 +107,15 @@ def columns_of(recipe: Recipe) -> list[pl.Expr]:
 
 def read_population(snapshot: Snapshot, recipe: Recipe) -> Population:
     """The population of a snapshot. Raises UsageError where nothing is left, QueryError."""
-    rows = snapshot.collect(snapshot.where(recipe.where).select(columns_of(recipe)))
-    return population(sorted_by_id(rows), recipe)
+    return population(sorted_by_id(rows_of(snapshot, recipe)), recipe)
+
+
+def rows_of(snapshot: Snapshot, recipe: Recipe) -> pl.DataFrame:
+    """The episodes that fit `where`, with the columns of `columns_of`. Raises QueryError."""
+    frame = snapshot.where(recipe.where)
+    if recipe.unique:
+        frame = frame.with_columns(duplicate_of=pl.when(is_repeat(snapshot)).then("duplicate_of"))
+    return snapshot.collect(frame.select(columns_of(recipe)))
 
 
 def population(rows: pl.DataFrame, recipe: Recipe, spent: Collection[str] = ()) -> Population:

@@ -328,3 +328,16 @@ def open_snapshot(lake: Lake, token: str | None) -> Snapshot:
         if isinstance(error, StoreUnavailable) and "404" not in str(error) and "No such file" not in str(error):
             raise
         raise SnapshotExpired(f"the lake no longer has snapshot {token}: take a newer one") from error
+
+
+def is_repeat(snapshot: Snapshot) -> pl.Expr:
+    """Whether an episode of the snapshot repeats the content of another that can be used, for any frame of `episodes`.
+    Of those whose original was retracted after they were marked, the one with the least id is no repeat."""
+    is_marked = pl.col("duplicate_of").is_not_null()
+    usable = snapshot.episodes.filter(USABLE)
+    marked = snapshot.collect(usable.filter(is_marked).select("episode_id", "duplicate_of"))
+    originals = pl.col("episode_id").is_in(marked["duplicate_of"].unique().implode())
+    there = snapshot.collect(usable.filter(originals).select("episode_id"))["episode_id"]
+    orphans = marked.filter(~pl.col("duplicate_of").is_in(there.implode()))
+    heirs = orphans.group_by("duplicate_of").agg(pl.col("episode_id").min())["episode_id"]
+    return is_marked & ~pl.col("episode_id").is_in(heirs.implode())
