@@ -55,11 +55,12 @@ class Lake:
         """
         from trajlake.ingest.writer import Writer, log
 
+        lake_id = None
         try:
-            self.check()
+            lake_id = self.check().lake_id
         except StoreUnavailable as error:
             log.warning("%s; recording into the spool until it answers", error)
-        return Writer(self.store, run, worker, **choices)
+        return Writer(self.store, run, worker, lake_id=lake_id, **choices)
 
     def scores(self, run: str, **choices: Unpack[WriterChoices]) -> Scores:
         """Adds late rewards to episodes: `with lake.scores(run) as scores: scores.add(episode_id, "judge", 0.7)`."""

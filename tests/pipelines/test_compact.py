@@ -12,13 +12,18 @@ from deltalake import QueryBuilder
 from tests.rollouts import assert_same_rows, assert_sound, record, record_episode, rows
 
 import trajlake
-from trajlake.errors import StoreUnavailable
+from trajlake.errors import StoreUnavailable, UsageError
 from trajlake.ingest.segment import Descriptor, EpisodePart, SegmentName
 from trajlake.read.steps_reader import StepsReader
+from trajlake.storage import open_store
 from trajlake.storage.local import LocalStore
 from trajlake.table.commit import active_files
+from trajlake.table.retention import vacuum
 from trajlake.table.tables import open_table
 from trajlake_pipelines.compact import compact
+from trajlake_pipelines.dedupe import dedupe
+from trajlake_pipelines.optimize import optimize
+from trajlake_pipelines.retract import retract
 from trajlake_pipelines.units import Parts, PlannedSegment, assign_units
 from trajlake_schemas import STEPS
 
@@ -44,6 +49,29 @@ def test_episodes_and_steps_come_out_as_they_were_recorded(lake):
     assert episodes["n_tool_calls"].to_list() == [1] * 20
     assert steps.filter(pl.col("episode_id") == "e0007")["message"].to_list() == [f"step 7/{step}" for step in range(3)]
     assert lake.snapshot().episode("e0007").episode["task_id"] == 2  # an integer, as it was given
+
+
+def test_an_address_may_hold_spaces_and_any_letters(lake_uri):
+    lake = trajlake.create(f"{lake_uri} of ünï+{{'1'}}/a b&c")
+    for run in ("one", "two"):
+        record(lake, range(3) if run == "one" else range(3, 6), worker=run)
+        compact(lake)
+    dedupe(lake)
+    optimize(lake)
+    retract(lake, ["e0000"], reason="names a customer", for_good=True)
+    assert vacuum(lake, older_than_hours=0, force=True).files
+    assert_sound(lake)
+    snapshot = lake.snapshot()
+    assert snapshot.query("SELECT count(*) AS n FROM steps")["n"].item() == 15
+    assert len(snapshot.episode("e0004").steps) == 3
+    assert len(list(snapshot.sampler("epochs").take(5))) == 5
+
+
+@pytest.mark.parametrize("sign", [*"#?%=*[]", "\n"], ids=ascii)
+def test_an_address_that_libraries_would_mistake_is_refused_before_anything_is_made(lake_uri, sign):
+    with pytest.raises(UsageError, match="mistake|not the address"):
+        trajlake.create(f"{lake_uri}/a{sign}b")
+    assert list(open_store(lake_uri).list()) == []
 
 
 def test_a_column_without_a_value_is_in_no_file_and_in_every_answer(lake):

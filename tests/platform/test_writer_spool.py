@@ -1,13 +1,18 @@
 """`trajlake spool`: what writers that died left on the disk is seen, and is uploaded."""
 
 import json
+import shutil
 from time import monotonic, sleep
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from tests.rollouts import record_episode
 
 import trajlake
+from trajlake.ingest.epochs import claim_epoch
+from trajlake.ingest.segment import EVENT_SCHEMA, SegmentName, encode_segment
+from trajlake.ingest.spool import SpoolFolder
 from trajlake.ingest.writer import Writer
 from trajlake.storage.wrappers import FaultyStore
 from trajlake_cli.main import cli
@@ -55,6 +60,62 @@ def test_recover_uploads_it_once(left):
     assert len(list(trajlake.connect(uri).store.list("landing/"))) == 1
     assert "0 segments (0 bytes) uploaded" in run("spool", "recover", spool, "--lake", uri).stderr
     assert not list(spool.iterdir())
+
+
+def leave(lake, run="run", store=None, number=1):
+    """A writer of the lake that dies with what it recorded."""
+    store = store or FaultyStore(lake.store, probability=1.0)
+    writer = Writer(store, run, "w", lake_id=lake.check().lake_id)
+    record_episode(writer, number)
+    assert not writer.close(timeout=0.2).complete
+
+
+def test_recover_tells_lakes_apart_by_their_ids_and_not_by_their_addresses(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    leave(lake)
+    (tmp_path / "link").symlink_to(tmp_path / "lake")
+    shutil.move(tmp_path / "lake", tmp_path / "first")
+    trajlake.create(tmp_path / "lake")
+    assert "0 segments" in run("--lake", tmp_path / "lake", "spool", "recover").stderr, "made anew: another lake"
+    with trajlake.connect(tmp_path / "lake").writer(run="run", worker="w") as writer:
+        record_episode(writer, 2)
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "first")
+    assert "1 segment " in run("--lake", tmp_path / "link", "spool", "recover").stderr, "the same by another name"
+    for name, episode in (("lake", "e0002"), ("first", "e0001")):
+        compact(trajlake.connect(tmp_path / name))
+        assert trajlake.connect(tmp_path / name).snapshot().episodes.collect()["episode_id"].to_list() == [episode]
+
+
+def test_recover_goes_on_behind_a_folder_that_cannot_be_uploaded(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    for number, name in enumerate(("a", "b", "c")):
+        leave(lake, name, number=number)
+    folders = {json.loads((path / "meta.json").read_text())["run_id"]: path for path in (tmp_path / "spool").iterdir()}
+    first = min(folders, key=lambda name: folders[name].name)
+    folder = SpoolFolder.adopt(folders[first])
+    folder.set_epoch(epoch := claim_epoch(lake.store, folder))
+    folder.release(remove=False)
+    other = encode_segment(pa.Table.from_batches([], schema=EVENT_SCHEMA))
+    lake.store.put_if_absent(SegmentName(first, "w", epoch, 0).key, other)
+    result = run("--lake", lake.uri, "spool", "recover", code=1)
+    assert "holds something else" in result.stdout + result.stderr
+    assert "2 segments" in result.stderr
+    compact(lake)
+    assert len(lake.snapshot().episodes.collect()) == 2
+    assert [path.name for path in (tmp_path / "spool").iterdir()] == [folders[first].name]
+
+
+@pytest.mark.parametrize(("file", "content"), [("meta.json", b""), ("epoch", b"\0" * 20)])
+def test_a_folder_whose_owner_cannot_be_told_is_said_and_kept(tmp_path, file, content):
+    lake = trajlake.create(tmp_path / "lake")
+    leave(lake)
+    (folder,) = (tmp_path / "spool").iterdir()
+    (folder / file).write_bytes(content)
+    result = run("--lake", lake.uri, "spool", "recover", "-o", "json", code=1)
+    assert "damaged" in json.loads(result.stdout)[0]["damaged"][0]
+    assert json.loads(run("spool", "status", "-o", "json").stdout)[0]["state"] == "unreadable"
+    assert list(folder.glob("*.arrow"))
 
 
 def test_recover_leaves_other_lakes_alone_and_keeps_a_damaged_file(left, tmp_path):

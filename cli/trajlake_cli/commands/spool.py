@@ -109,8 +109,7 @@ def recover(session: Session, folder: Path | None, output: Output) -> None:
 
     spool = _spool(folder)
     lake = session.lake()
-    lake.check()
-    done = upload(lake.store, spool)
+    done = upload(lake.store, spool, lake.check().lake_id)
     if output.is_table:
         output.rows([{"damaged": reason} for reason in done.unreadable], ["damaged"])
     else:

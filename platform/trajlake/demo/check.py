@@ -138,7 +138,7 @@ def _interrupted_is_kept(kill: Kill | None, row: dict[str, Any] | None, arrived:
 
 def _spool_is_empty(spool: Path, lake: Lake) -> Check:
     left = 0
-    for folder in abandoned(spool, lake.uri):
+    for folder in abandoned(spool, lake.uri, lake.check().lake_id):
         left += sum(1 for _ in folder.segments())
         folder.release(remove=False)
     return Check("nothing is left in the spool", left == 0, f"{left} segments on this machine's disk")

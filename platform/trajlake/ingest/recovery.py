@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trajlake.errors import StoreError
-from trajlake.ingest.spool import SpoolFolder, SpoolMeta, abandoned, read_meta
+from trajlake.errors import AccessRefused, BucketMissing, StoreError, StoreUnavailable
+from trajlake.ingest.spool import SpoolFolder, SpoolMeta, abandoned, is_in_use, read_meta
 from trajlake.ingest.upload import Sent, forget_file, put_file, set_aside
 from trajlake.storage import ObjectStore
 
@@ -27,14 +27,14 @@ class Recovery:
     stopped: str = ""
 
 
-def recover(store: ObjectStore, spool: Path) -> Recovery:
+def recover(store: ObjectStore, spool: Path, lake_id: str | None = None) -> Recovery:
     """Upload what writers of this lake left in `spool` when they died. Where the store is down the files stay for
-    the next start, and the result says so."""
+    the next start, and the result says so. Give the `lake_id` of its marker, where that can be read."""
     segments = size = 0
     unreadable: list[str] = []
     stopped = ""
     try:
-        for found in recover_each(store, spool):
+        for found in recover_each(store, spool, lake_id):
             if found.damage:
                 unreadable.append(found.damage)
             if found.events:
@@ -42,14 +42,19 @@ def recover(store: ObjectStore, spool: Path) -> Recovery:
                 size += found.bytes
     except StoreError as error:
         stopped = str(error)
+    unreadable += [
+        f"{entry.path}: its meta.json or epoch is damaged, so whose events it holds is not known"
+        for entry in spool_status(spool)
+        if entry.state == "unreadable" and entry.segments
+    ]
     if segments:
         log.info("uploaded %d segments that writers left in %s when they died", segments, spool)
     return Recovery(segments, size, tuple(unreadable), stopped)
 
 
-def recover_each(store: ObjectStore, spool: Path) -> Iterator[Sent]:
-    """The same, one segment at a time. Raises StoreError."""
-    for folder in abandoned(spool, store.uri):
+def recover_each(store: ObjectStore, spool: Path, lake_id: str | None) -> Iterator[Sent]:
+    """The same, one segment at a time. Raises StoreError where no other segment would fare better."""
+    for folder in abandoned(spool, store.uri, lake_id):
         try:
             for number, path in list(folder.segments()):
                 try:
@@ -58,6 +63,12 @@ def recover_each(store: ObjectStore, spool: Path) -> Iterator[Sent]:
                     log.error("the spool segment %s cannot be read and stays there: %s", path, error)
                     yield Sent(0, 0, f"{path}: {error}")
                     continue
+                except (StoreUnavailable, AccessRefused, BucketMissing):
+                    raise
+                except StoreError as error:  # another object is in its place: what follows it must not pass it
+                    log.error("the spool segment %s cannot be uploaded and stays there: %s", path, error)
+                    yield Sent(0, 0, f"{path}: {error}")
+                    break
                 if sent.damage:
                     set_aside(path, sent)
                 else:
@@ -94,7 +105,7 @@ def spool_status(spool: Path) -> list[SpoolEntry]:
         except (OSError, ValueError, TypeError):
             meta = None
         files = list(_sizes(path))
-        state = "unreadable" if meta is None else "in use" if folder is None else "left"
+        state = "left" if folder is not None else "in use" if is_in_use(path) else "unreadable"
         epoch = None if folder is None else folder.epoch
         damaged = len(list(path.glob("*.damaged")))
         entries.append(SpoolEntry(path, state, meta, epoch, len(files), sum(files), damaged))

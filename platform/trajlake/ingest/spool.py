@@ -49,7 +49,9 @@ _STILLBORN_SECONDS = 600.0  # far longer than it takes to begin
 
 @dataclass(frozen=True)
 class SpoolMeta:
-    """Whose events a spool folder holds. `is_fork`: by a process that was forked from the worker's own."""
+    """Whose events a spool folder holds. `is_fork`: by a process that was forked from the worker's own. `lake_id` is
+    what the lake's marker says, where the writer could read it: an address alone may be that of another server, or of
+    a lake that was made anew."""
 
     lake: str
     run_id: str
@@ -57,6 +59,13 @@ class SpoolMeta:
     host: str
     pid: int
     is_fork: bool = False
+    lake_id: str | None = None
+
+    def is_of(self, lake: str, lake_id: str | None) -> bool:
+        """Whether this is the lake: by its id, or by its address where that is all that is known."""
+        if self.lake_id is None or lake_id is None:
+            return self.lake == lake
+        return self.lake_id == lake_id
 
 
 class NoSpool:
@@ -349,8 +358,8 @@ def read_ready(path: Path) -> tuple[bytes, int] | None:
     return data, tail["events"]
 
 
-def abandoned(spool: Path, lake: str | None = None) -> Iterator[SpoolFolder]:
-    """Folders of writers that are gone, each locked for the caller; with `lake` only those of that lake."""
+def abandoned(spool: Path, lake: str, lake_id: str | None = None) -> Iterator[SpoolFolder]:
+    """Folders of writers of this lake that are gone, each locked for the caller."""
     if not spool.is_dir():
         return
     for path in sorted(spool.iterdir()):
@@ -360,7 +369,7 @@ def abandoned(spool: Path, lake: str | None = None) -> Iterator[SpoolFolder]:
         folder = SpoolFolder.adopt(path)
         if folder is None:
             continue
-        if lake is not None and folder.meta.lake != lake:
+        if not folder.meta.is_of(lake, lake_id):
             folder.release(remove=False)
             continue
         yield folder
@@ -387,6 +396,17 @@ def sync_path(path: Path) -> None:
 def read_meta(path: Path) -> SpoolMeta:
     """Whose folder `path` is. Raises OSError, ValueError or TypeError where it is none."""
     return SpoolMeta(**json.loads((path / "meta.json").read_text()))
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether the process that writes to this folder lives."""
+    try:
+        lock = _try_lock(path)
+    except OSError:
+        return False
+    if lock is not None:
+        lock.close()
+    return lock is None
 
 
 def _read_epoch(path: Path) -> int | None:

@@ -200,7 +200,7 @@ class Uploader:
             return False
         try:
             if self._recovery is None:
-                self._recovery = recover_each(self._store, self._spool)
+                self._recovery = recover_each(self._store, self._spool, self._folder.meta.lake_id)
             if (found := next(self._recovery, None)) is not None:
                 self.recovered_segments += bool(found.events)
                 self.damaged_segments += bool(found.damage)

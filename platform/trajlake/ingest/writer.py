@@ -60,11 +60,18 @@ class Writer:
     """
 
     def __init__(
-        self, store: ObjectStore, run: str, worker: str | None = None, **choices: Unpack[WriterChoices]
+        self,
+        store: ObjectStore,
+        run: str,
+        worker: str | None = None,
+        *,
+        lake_id: str | None = None,
+        **choices: Unpack[WriterChoices],
     ) -> None:
         self.run = check_name("run", run)
         self.worker = check_name("worker", worker or f"{socket.gethostname().split('.')[0]}-{os.getpid()}")
         self._store = store
+        self._lake_id = lake_id
         self._choices = choices
         given: dict[str, Any] = dict(choices)
         spool = given.pop("spool", None)
@@ -79,7 +86,8 @@ class Writer:
             log.debug("SIGTERM is handled elsewhere: close the writer there")
 
     def _start(self, *, is_fork: bool) -> Recorder:
-        meta = SpoolMeta(self._store.uri, self.run, self.worker, socket.gethostname(), os.getpid(), is_fork)
+        host = socket.gethostname()
+        meta = SpoolMeta(self._store.uri, self.run, self.worker, host, os.getpid(), is_fork, self._lake_id)
         recorder = Recorder(self._store, meta, self._options)
         exits.watch(self)
         return recorder
@@ -261,11 +269,11 @@ class Writer:
             return self._recorder
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self._store, self.run, self.worker, self._choices)
+        return _unpickle, (self._store, self.run, self.worker, self._lake_id, self._choices)
 
 
-def _unpickle(store: ObjectStore, run: str, worker: str, choices: WriterChoices) -> Writer:
-    return Writer(store, run, worker, **choices)
+def _unpickle(store: ObjectStore, run: str, worker: str, lake_id: str | None, choices: WriterChoices) -> Writer:
+    return Writer(store, run, worker, lake_id=lake_id, **choices)
 
 
 def _check_id(episode_id: object) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import unquote
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from trajlake.errors import LakeExists, LakeMissing, LakeTooNew, StoreError, StoreUnavailable
+from trajlake.errors import LakeExists, LakeMissing, LakeTooNew, StoreError, StoreUnavailable, UsageError
 from trajlake.storage import ObjectStore, Unknown
 from trajlake_schemas import TABLES
 
@@ -20,6 +22,7 @@ MARKER = "lake.json"
 LAYOUT = 1  # of the folders and objects below the root; a reader refuses a higher one
 PARTITIONS = {"segments": ["state"]}  # so that a planner reads the few pending rows without the long history
 RETENTION_HOURS = 168
+_MISTAKEN = frozenset("#?%=*[]\\")  # for what a URL ends with, escapes, partitions, patterns
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,12 @@ class LakeInfo:
 
 
 def create_lake(store: ObjectStore) -> LakeInfo:
-    """Make the tables, then the marker; a creation that was cut off is simply repeated. Raises LakeExists."""
+    """Make the tables, then the marker; a creation that was cut off is simply repeated. Raises LakeExists, UsageError
+    for an address that libraries would take for another one."""
+    place = store.location(MARKER).removesuffix(MARKER)
+    if wrong := sorted({sign for sign in place if sign in _MISTAKEN or not sign.isprintable()}):
+        signs = " ".join(map(ascii, wrong))
+        raise UsageError(f"{store.uri} cannot be a lake: Delta and Polars mistake {signs} in its address ({place})")
     if store.stat(MARKER) is not None:
         raise LakeExists(f"{store.uri} is a lake already; use it as it is")
     retention = f"interval {RETENTION_HOURS} hours"
@@ -77,7 +85,18 @@ def read_marker(store: ObjectStore) -> LakeInfo:
 def open_table(store: ObjectStore, name: str, version: int | None = None) -> DeltaTable:
     """One of `episodes`, `steps`, `segments`, at `version` or at its newest. Raises LakeMissing, StoreError."""
     with delta_errors(store, name):
-        return DeltaTable(store.location(name), version=version, storage_options=store.storage_options())
+        return _Table(store.location(name), version=version, storage_options=store.storage_options())
+
+
+class _Table(DeltaTable):
+    """Polars takes the addresses that it gets of a table as they are, and deltalake gives them escaped."""
+
+    @property
+    def table_uri(self) -> str:
+        return unquote(super().table_uri)
+
+    def file_uris(self, *arguments: Any, **choices: Any) -> list[str]:
+        return [unquote(uri) for uri in super().file_uris(*arguments, **choices)]
 
 
 @contextmanager
