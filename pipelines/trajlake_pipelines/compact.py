@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from trajlake_pipelines.optimize import optimize
 from trajlake_pipelines.plan import Plan, Progress, load_or_make_plan
 from trajlake_pipelines.runners import Runner
 from trajlake_pipelines.unit import UnitResult
+
+log = logging.getLogger("trajlake")
 
 OPTIMIZE_AFTER = 100  # changes; each leaves a file in every table, and a pass reads the list of files
 
@@ -86,6 +89,8 @@ def compact(
     if optimize_after and numbers and numbers[-1] // optimize_after > (numbers[0] - 1) // optimize_after:
         merged = optimize(lake, runner=where)
         total = replace(total, merged_files=max(0, merged.files_before - merged.files_after))
+        for reason in merged.unreadable:
+            log.error("small files are not merged: %s", reason)
     return total
 
 

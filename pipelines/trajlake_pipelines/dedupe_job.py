@@ -57,7 +57,14 @@ def run(store: ObjectStore, number: int, unit: dict[str, Any]) -> None:
     """Write the signatures of one file, a row group at a time."""
     if store.stat(result_key(number, unit["number"])) is not None:
         return
-    file = pq.ParquetFile(pa.BufferReader(store.get(f"{STEPS.name}/{unit['path']}")))
+    try:
+        file = pq.ParquetFile(pa.BufferReader(store.get(f"{STEPS.name}/{unit['path']}")))
+    except (
+        ObjectMissing,
+        pa.ArrowInvalid,
+    ) as error:  # its episodes have no signature; nothing may wait for it for ever
+        put_result(store, number, unit["number"], {"episodes": 0, "unreadable": str(error)})
+        return
     ids: list[str] = []
     parts = [near.signatures([])]
     for group in range(file.num_row_groups):

@@ -14,7 +14,6 @@ those that were aborted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +25,7 @@ import pyarrow.compute as pc
 
 from trajlake.ingest.segment import EVENT_SCHEMA, SegmentName
 from trajlake.table.rewrite import NO_REASON
-from trajlake.table.rows import content_hashes, token_audits, whole
+from trajlake.table.rows import content_hashes, merged_objects, token_audits, whole
 from trajlake.table.sealed import NO_END, what_is_missing
 from trajlake_pipelines.units import KnownEpisode, PlannedSegment
 from trajlake_schemas import EPISODES, STEPS
@@ -302,7 +301,9 @@ def _episodes(
         )
 
     started, finished = when(begin, "begin"), when(end, "end")
-    wall = pc.divide(pc.cast(pc.subtract(finished.cast(pa.int64()), started.cast(pa.int64())), pa.float64()), 1000.0)
+    # Not safe: centuries of microseconds are more than a float holds to the last one.
+    took = pc.cast(pc.subtract(finished.cast(pa.int64()), started.cast(pa.int64())), pa.float64(), safe=False)
+    wall = pc.divide(took, 1000.0)
     columns: dict[str, Any] = {
         "episode_id": one["episode_id"].to_arrow().cast(pa.string()),
         "attempt": one["attempt"].to_arrow(),
@@ -336,10 +337,7 @@ def _merge_json(first: pa.Array, second: pa.Array) -> pa.Array:
         return first
     pairs = zip(first.to_pylist(), second.to_pylist(), strict=True)
     return pa.array(
-        [
-            json.dumps({**json.loads(one), **json.loads(two)}, separators=(",", ":")) if one and two else one or two
-            for one, two in pairs
-        ],
+        [merged_objects(one, two) for one, two in pairs],
         pa.string(),
     )
 

@@ -18,13 +18,15 @@ LEAST_TARGET_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class OptimizeReport:
-    """Files of `steps` before and after, and their bytes; `episodes` is how many were moved."""
+    """Files of `steps` before and after, and their bytes; `episodes` is how many were moved. Where files are
+    `unreadable`, nothing was."""
 
     files_before: int
     files_after: int
     bytes_before: int
     bytes_after: int
     episodes: int
+    unreadable: tuple[str, ...] = ()
 
 
 def optimize(
@@ -53,8 +55,10 @@ def optimize(
         on_progress,
     )
     after = _files(lake)
-    episodes = sum(result["rows"] for result in done[1]) if done else 0
-    return OptimizeReport(len(before), len(after), sum(before), sum(after), episodes)
+    results = done[1] if done else []
+    unreadable = tuple(sorted({result["unreadable"] for result in results if "unreadable" in result}))
+    episodes = 0 if unreadable else sum(result["rows"] for result in results)
+    return OptimizeReport(len(before), len(after), sum(before), sum(after), episodes, unreadable)
 
 
 def _files(lake: Lake) -> list[int]:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from trajlake.errors import StoreUnavailable
+from trajlake.errors import AccessRefused, BucketMissing, StoreError, StoreUnavailable
 from trajlake.read.steps_reader import StepsReader
 from trajlake.storage import ObjectStore, Unknown
 from trajlake.table.commit import Change, NewFile, active_files, commit, partitions_by_path
@@ -140,12 +140,16 @@ def run(store: ObjectStore, number: int, unit: dict[str, Any]) -> None:
     rows = pq.read_table(pa.BufferReader(store.get(unit["rows"]))).cast(EPISODES.arrow)
     places = pl.from_arrow(rows.select(_PLACE))
     assert isinstance(places, pl.DataFrame)
-    reader = StepsReader(store)
-    tables = [table for batch in places.iter_slices(_BATCH) for table in reader.read(batch)]
+    try:
+        tables = _steps_at(store, places)
+    except (StoreUnavailable, AccessRefused, BucketMissing):
+        raise
+    except (StoreError, FileNotFoundError) as error:
+        # Nothing may wait for this plan for ever: it ends without a change, and what can be read stays as it is.
+        put_result(store, number, unit["number"], {"unreadable": str(error), "rows": 0})
+        return
     steps = pa.concat_tables(tables).cast(STEPS.arrow)
     lengths = [len(table) for table in tables]
-    if lengths != places["row_count"].to_list():
-        raise AssertionError("steps are not where the episodes say")
     file, found = put_steps(store, f"{number:08d}-{unit['number']:06d}", steps, lengths)
     data = encode_rows(with_places(rows, file.path, found))
     key = content_name(f"{job_folder(number)}/units/{unit['number']:06d}", data)
@@ -154,8 +158,21 @@ def run(store: ObjectStore, number: int, unit: dict[str, Any]) -> None:
     put_result(store, number, unit["number"], {"steps_file": steps_file, "episodes": key, "rows": len(rows)})
 
 
+def _steps_at(store: ObjectStore, places: pl.DataFrame) -> list[pa.Table]:
+    """Raises StoreError where they are not there."""
+    reader = StepsReader(store)
+    tables = [table for batch in places.iter_slices(_BATCH) for table in reader.read(batch)]
+    for table, path, count in zip(tables, places["steps_path"], places["row_count"], strict=True):
+        if len(table) != count:
+            raise StoreError(f"{STEPS.name}/{path} is damaged: it has not the steps that episodes say")
+    return tables
+
+
 def publish(store: ObjectStore, plan: Plan, results: Sequence[dict[str, Any]]) -> None:
-    """Commit what the units wrote in the place of what they read."""
+    """Commit what the units wrote in the place of what they read; nothing where one could not read."""
+    if any("unreadable" in result for result in results):
+        commit_ledger(store, plan, lambda _: Change())
+        return
     details = plan.details
     prefix = f"{plan.number:08d}"
     new = [NewFile(**result["steps_file"]) for result in results]

@@ -1,5 +1,6 @@
 """`compact`: what landed becomes rows, once and only once, whatever is sent twice, late, or not to its end."""
 
+import json
 import math
 import time
 
@@ -436,3 +437,39 @@ def test_rewards_that_json_does_not_know_do_no_harm_to_the_log(lake):
 def test_an_empty_lake_compacts_to_nothing(lake):
     assert compact(lake).compactions == 0
     assert lake.snapshot().episodes.collect().is_empty()
+
+
+@pytest.mark.parametrize(
+    "times",
+    [{"started_at": "0001-01-01T00:00:00Z"}, {"ended_at": "9999-12-31T23:59:59Z"}, {"started_at": "1700-01-01"}],
+)
+def test_an_episode_of_centuries_stops_no_other(lake, times):
+    with lake.writer(run="run", worker="w") as writer:
+        record_episode(writer, 1)
+        episode = writer.episode(episode_id="long", started_at=times.get("started_at"))
+        episode.end(ended_at=times.get("ended_at"))
+    assert compact(lake).episodes == 2
+    assert lake.snapshot().episode("long").episode["wall_ms"] > 2e12
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "merged"),
+    [
+        ('"a note"', '{"a":1}', {"extra": '"a note"', "a": 1}),
+        ('{"a":1}', "[1]", {"a": 1, "extra": "[1]"}),
+        ('{"a":1}', "no JSON", {"a": 1, "extra": "no JSON"}),
+        ("[" * 5000 + "]" * 5000, '{"a":1}', None),
+        ('{"a":' + "[" * 900 + "]" * 900 + "}", '{"b":1}', None),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_an_extra_that_is_no_object_stops_no_other_episode(lake, begin, end, merged):
+    with lake.writer(run="run", worker="w") as writer:
+        record_episode(writer, 1)
+        writer.record("begin", "odd", 0, {"task_id": "t", "extra": begin})
+        writer.record("end", "odd", 0, {"status": "completed", "extra": end})
+    [live] = [found for found in lake.sampler("fifo", live=True, empty=True).batch(2) if found.episode_id == "odd"]
+    assert compact(lake).episodes == 2
+    found = lake.snapshot().episode("odd").episode["extra"]
+    assert live.episode["extra"] == found
+    assert json.loads(found) == merged or (merged is None and "extra" in found) or '"b"' in found

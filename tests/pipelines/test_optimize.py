@@ -177,3 +177,17 @@ def test_a_target_that_is_too_small_is_refused(tmp_path):
     lake = trajlake.create(tmp_path / "lake")
     with pytest.raises(UsageError, match="too small"):
         optimize(lake, target_bytes=1000)
+
+
+def test_a_file_that_is_lost_ends_it_without_a_change_and_holds_up_nothing(lake):
+    lost = sorted(active_files(open_table(lake.store, "steps"))["path"].to_pylist())[0]
+    lake.store.delete(f"steps/{lost}")
+    before = lake.snapshot().token
+    report = optimize(lake)
+    assert (report.episodes, len(report.unreadable)) == (0, 1)
+    assert lost in report.unreadable[0]
+    assert lake.snapshot().token == before
+    record(lake, [77], worker="later")
+    assert compact(lake).episodes == 1
+    assert len(lake.snapshot().episode("e0077").steps) == 3
+    assert optimize(lake).unreadable == report.unreadable

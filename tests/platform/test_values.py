@@ -22,7 +22,7 @@ from trajlake.ingest.segment import (
     encode_segment,
     read_descriptor,
 )
-from trajlake.ingest.values import begin_row, microseconds, step_row
+from trajlake.ingest.values import begin_row, end_row, microseconds, step_row
 from trajlake.read.trajectory import restored, to_array
 
 pytestmark = pytest.mark.unit
@@ -202,6 +202,28 @@ def test_keys_of_tool_calls_that_no_column_holds_are_kept():
 
 class Level(enum.IntEnum):
     HIGH = 3
+
+
+class Word(str, enum.Enum):  # noqa: UP042  (str() of a StrEnum is its value already)
+    DONE = "completed"
+    TOOL = "tool"
+
+
+def test_of_an_enum_that_is_a_text_its_value_is_stored():
+    step = step_row({"source": "tool", "message": Word.DONE, "tool_calls": [{"id": Word.DONE, "name": Word.TOOL}]})
+    assert ascii([step["message"], step["tool_calls"][0]["id"], step["tool_calls"][0]["name"]]) == (
+        "['completed', 'completed', 'tool']"
+    )
+    begin = begin_row({"domain": Word.TOOL, "task_id": Word.TOOL, "tags": {Word.TOOL: Word.DONE}})
+    assert ascii(begin) == "{'domain': 'tool', 'task_id': 'tool', 'tags': [('tool', 'completed')]}"
+    assert ascii(end_row({"status": Word.DONE})) == "{'status': 'completed'}"
+
+
+@pytest.mark.parametrize("make", [begin_row, step_row, end_row])
+@pytest.mark.parametrize("extra", ["a note", ["a"], 3])
+def test_extra_that_is_no_object_is_refused(make, extra):
+    with pytest.raises(UsageError, match="field extra: must map names to values"):
+        make({"extra": extra})
 
 
 class Colour(enum.Enum):

@@ -292,6 +292,16 @@ def test_the_spool_of_a_living_writer_is_left_alone(lake, tmp_path):
         assert recover(lake.store, tmp_path / "spool").segments == 0
 
 
+def test_an_episode_that_has_not_ended_cannot_be_begun_again(lake):
+    with lake.writer(run="run", worker="w") as writer:
+        first = writer.episode(episode_id="same")
+        with pytest.raises(UsageError, match="has not ended"):
+            writer.episode(episode_id="same")
+        second = writer.episode(episode_id="same", attempt=1)
+        for episode in (first, second):
+            episode.end()
+
+
 def test_a_lake_that_does_not_exist_is_told_at_once(tmp_path):
     with pytest.raises(LakeMissing, match="trajlake --lake .* init"):
         trajlake.connect(tmp_path / "nowhere").writer(run="run")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from trajlake_cli.options import lake_option, output_option
-from trajlake_cli.output import Output
+from trajlake_cli.output import Output, say
 from trajlake_cli.progress import progress
 from trajlake_cli.runner_options import runner_of, runner_options
 from trajlake_cli.session import Session, pass_session
@@ -44,8 +44,14 @@ def command(session: Session, /, target_mb: int, everything: bool, output: Outpu
         done = optimize(lake, target_bytes=target_mb << 20, everything=everything, runner=runner, on_progress=report)
     if not output.is_table:
         output.rows([asdict(done)], list(asdict(done)))
+    elif done.unreadable:
+        click.echo("nothing was merged")
     elif not done.episodes:
         click.echo(f"nothing to merge: {done.files_after:,} files of steps, {done.bytes_after:,} bytes")
     else:
         click.echo(f"{done.files_before:,} files of steps became {done.files_after:,}")
         click.echo(f"{done.bytes_before:,} bytes became {done.bytes_after:,}")
+    for reason in done.unreadable:
+        say(f"{reason}; restore it from a backup or the bucket's versions, until then nothing is merged")
+    if done.unreadable:
+        click.get_current_context().exit(1)

@@ -81,7 +81,7 @@ def _is_narrow_tensor(value: Any) -> bool:
 def _bytes(value: Any) -> bytes:
     import torch
 
-    return bytes(value.detach().reshape(-1).view(torch.uint8).numpy(force=True).tobytes())
+    return bytes(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy(force=True).tobytes())
 
 
 def element_type(name: str) -> np.dtype[Any]:

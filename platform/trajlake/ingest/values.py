@@ -101,7 +101,7 @@ def _text(value: Any) -> str:
         raise UsageError(f"must be text, not {kind_of(value)}")
     if len(value) > _LONGEST_TEXT:
         raise UsageError(f"holds {len(value):,} characters, more than the {_LONGEST_TEXT:,} that fit into one column")
-    return str(value)
+    return str.__str__(value)  # of an Enum that is a text its value, where str() gives its name
 
 
 def _boolean(value: Any) -> bool:
@@ -161,7 +161,7 @@ def tool_calls(value: Any, leftovers: Row) -> list[Row]:
         calls.append(
             {
                 "id": _identifier_text(call.pop("id", None)),
-                "name": None if name is None else str(name),
+                "name": None if name is None else _name(name),
                 "arguments": text,
                 "arguments_kind": kind,
             }
@@ -294,14 +294,24 @@ def _mappings(value: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def _identifier_text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else str(value)
+    return None if value is None else _name(value)
+
+
+def _name(value: Any) -> str:
+    return str.__str__(value) if isinstance(value, str) else str(value)
+
+
+def _extra(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"must map names to values, not {kind_of(value)}")
+    return json_text(value)
 
 
 def _one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         if value not in choices:
             raise UsageError(f"must be one of {', '.join(choices)}, not {value!r}")
-        return str(value)
+        return str.__str__(value)
 
     return check
 
@@ -312,13 +322,13 @@ _reward_kind = _one_of(REWARD_KINDS)
 def _tensors(value: Any) -> list[Row]:
     if not isinstance(value, Mapping):
         raise UsageError(f"must map names to arrays, not {kind_of(value)}")
-    return [tensor(str(name), array) for name, array in value.items()]
+    return [tensor(_name(name), array) for name, array in value.items()]
 
 
 def _tags(value: Any) -> list[tuple[str, str]]:
     if not isinstance(value, Mapping):
         raise UsageError(f"must map text to text, not {kind_of(value)}")
-    return [(str(name), _text(label)) for name, label in value.items()]
+    return [(_name(name), _text(label)) for name, label in value.items()]
 
 
 def _parent_step(value: Any) -> int:
@@ -340,7 +350,7 @@ _SPECIAL: dict[str, Callable[[Any], Any]] = {
     "token_ids": numbers(np.int32),
     "loss_mask": numbers(np.int8),
     "logprobs": numbers(np.float32),
-    "extra": json_text,
+    "extra": _extra,
 }
 
 
@@ -365,7 +375,7 @@ _STEP_CONVERTERS = {
 }
 _STEP_LISTS = {"tool_calls": (usual_calls, tool_calls), "tool_results": (_usual_results, tool_results)}
 _BEGIN_CONVERTERS = {column.name: _converter(column) for column in BEGIN}
-_END_CONVERTERS = {column.name: _converter(column) for column in OUTCOME} | {"extra": json_text}
+_END_CONVERTERS = {column.name: _converter(column) for column in OUTCOME} | {"extra": _extra}
 
 
 _CONVERTERS: dict[str, dict[str, Callable[[Any], Any]]] = {
@@ -421,8 +431,10 @@ def freeze_step(row: Row) -> int:
     if size > _LONGEST_TEXT:
         for name in _STEP_TEXTS & row.keys():
             _step_value(name, row[name] or "", leftovers)
-    if leftovers or row.get("extra") is not None:
-        extra = row.get("extra")
+    extra = row.get("extra")
+    if leftovers or extra is not None:
+        if extra is not None and not isinstance(extra, Mapping):
+            raise UsageError(f"step field extra: must map names to values, not {kind_of(extra)}")
         row["extra"] = json_text({**(extra or {}), **leftovers} if leftovers else extra)
         size += len(row["extra"])
     return size

@@ -111,6 +111,8 @@ class Writer:
             raise UsageError(f"attempt must be 0, 1, 2, …, not {attempt!r}")
         if (episode_id, attempt) in self._inherited:
             raise UsageError(f"episode {episode_id} {OWN_EPISODE}")
+        if (episode_id, attempt) in self._open:
+            raise UsageError(f"episode {episode_id} has not ended: give another id, or a higher attempt")
         episode = Episode(self, episode_id, attempt, fields, started_at)
         with self._lock:
             self._open.add((episode_id, attempt))

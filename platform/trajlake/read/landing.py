@@ -7,7 +7,6 @@ apart, for they may be of any episode.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from trajlake.errors import ObjectMissing, SegmentUnreadable
 from trajlake.ingest.segment import LANDING, SegmentName, decode_segment
 from trajlake.storage import ObjectStore
 from trajlake.table.rewrite import NO_REASON
-from trajlake.table.rows import content_hashes, token_audits
+from trajlake.table.rows import content_hashes, merged_objects, token_audits
 from trajlake.table.sealed import what_is_missing
 from trajlake.table.tables import open_table
 from trajlake_schemas import EPISODES, STEPS
@@ -217,7 +216,7 @@ def _row(events: pa.Table, writer: Writer) -> dict[str, Any]:
     if row["started_at"] is not None and row["ended_at"] is not None:
         row["wall_ms"] = (row["ended_at"] - row["started_at"]) // timedelta(microseconds=1) / 1000
     for name in ("extra", "restore"):
-        row[name] = _merged(begin.get(name), end.get(name))
+        row[name] = merged_objects(begin.get(name), end.get(name))
     row |= {"episode_id": events["episode_id"][0].as_py(), "attempt": events["attempt"][0].as_py()}
     return row | dict(zip(("run_id", "worker_id", "epoch"), writer, strict=True))
 
@@ -264,9 +263,3 @@ def _derived(steps: pa.Table, lengths: list[int]) -> list[dict[str, Any]]:
         token_audit=pl.Series(token_audits(steps, lengths), dtype=pl.String),
     )
     return every.to_dicts()
-
-
-def _merged(first: str | None, second: str | None) -> str | None:
-    if not (first and second):
-        return first or second
-    return json.dumps({**json.loads(first), **json.loads(second)}, separators=(",", ":"))

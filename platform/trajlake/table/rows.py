@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,25 @@ _NOT_CONTENT = {"id", "call_id"}
 def whole(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array; one that is in one piece is not copied."""
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+
+
+def merged_objects(first: str | None, second: str | None) -> str | None:
+    """The JSON object of both, the second's keys winning. What is no object, or nested deeper than Python reads, is
+    kept as text under the name `extra`: one writer's mistake must not stop the others."""
+    if not (first and second):
+        return first or second
+    try:
+        return json.dumps({**_object(first), **_object(second)}, separators=(",", ":"))
+    except RecursionError:
+        return json.dumps({"extra": [first, second]})
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"extra": text}
 
 
 def content_hashes(steps: pa.Table, lengths: Sequence[int]) -> list[str]:
