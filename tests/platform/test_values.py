@@ -278,6 +278,20 @@ def test_the_tail_of_a_segment_says_which_episodes_it_holds():
     assert read_descriptor(data[-30:], "k") is None
 
 
+@settings(max_examples=300)
+@given(st.data())
+def test_of_a_segment_with_a_flipped_bit_nothing_is_read_that_was_not_written(data):
+    table = table_of(50)
+    segment = bytearray(encode_segment(table))
+    place = data.draw(st.integers(0, len(segment) * 8 - 1), label="bit")
+    segment[place // 8] ^= 1 << place % 8
+    try:
+        found = decode_segment(bytes(segment), "k")
+    except SegmentUnreadable:
+        return
+    assert found.equals(table)
+
+
 @pytest.mark.parametrize("cut", [1, 9, 40, 200, 600])
 def test_a_segment_that_is_cut_off_or_damaged_is_never_taken_for_whole(cut):
     import pyarrow as pa

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -157,11 +158,12 @@ def describe(events: pa.Table) -> Descriptor:
 def encode_segment(events: pa.Table) -> bytes:
     """The object that is uploaded: one stream of one batch, and the descriptor."""
     stream = encode_stream(events.combine_chunks().to_batches())
-    return b"".join([stream, END_MARK, encode_descriptor(describe(events))])
+    marks = [(len(stream), zlib.crc32(stream))]
+    return b"".join([stream, END_MARK, encode_descriptor(describe(events), marks=marks)])
 
 
 def encode_descriptor(descriptor: Descriptor, **more: Any) -> bytes:
-    """What follows the stream; `more` is for who wrote it, and readers pass it by."""
+    """What follows the stream. `more` are its `marks`: where each batch ends, and the CRC-32 of all up to there."""
     parts = [[part.episode_id, part.attempt, part.events, part.begins, part.ends] for part in descriptor.episodes]
     body = {"events": descriptor.events, "first_sequence": descriptor.first_sequence, "episodes": parts} | more
     text = json.dumps(body, separators=(",", ":")).encode()
@@ -197,6 +199,7 @@ def read_tail(tail: bytes) -> dict[str, Any] | None:
 
 def decode_segment(data: bytes, key: str) -> pa.Table:
     """All events of a complete segment, in the event schema. Raises SegmentUnreadable with the reason."""
+    _check_sum(data, key)
     batches, schema, whole, damage = _read_stream(data, key)
     count = sum(batch.num_rows for batch in batches)
     if damage:
@@ -207,6 +210,18 @@ def decode_segment(data: bytes, key: str) -> pa.Table:
     if events["episode_id"].null_count:
         raise SegmentUnreadable(f"{key}: {_NO_ID}")
     return events
+
+
+def _check_sum(data: bytes, key: str) -> None:
+    """lz4 has no checksum of its own, so that a reader may take damaged text for good."""
+    try:
+        marks = (read_tail(data) or {}).get("marks") or [(0, 0)]
+        end, wanted = marks[-1]
+        found = zlib.crc32(memoryview(data)[:end])
+    except (ValueError, TypeError, AttributeError):
+        return  # another tool's: what is behind a stream is its own business
+    if found != wanted:
+        raise SegmentUnreadable(f"{key}: damaged: its checksum is not the one that its writer put down")
 
 
 def decode_spool(data: bytes, key: str) -> pa.Table:
