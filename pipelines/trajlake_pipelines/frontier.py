@@ -175,7 +175,7 @@ def load_frontier(store: ObjectStore, job_folder: str) -> Frontier:
     """The frontier after the compaction in `job_folder`, from its object or else from the whole ledger."""
     try:
         return Frontier.from_json(store.get(frontier_key(job_folder)))
-    except ObjectMissing:
+    except (ObjectMissing, ValueError, TypeError, LookupError):  # a damaged one says no more than one that is gone
         paths = pl.scan_delta(open_table(store, "segments")).select("path").collect()["path"]
         return Frontier().with_keys(paths)
 

@@ -20,7 +20,7 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 
-from trajlake.errors import TrajlakeError
+from trajlake.errors import StoreError, TrajlakeError
 from trajlake.processes import process_pool
 from trajlake.storage import ObjectStore
 from trajlake_pipelines import kinds
@@ -95,9 +95,17 @@ def carry_out(store: ObjectStore, plan: Plan, runner: Runner, on_progress: Progr
             _run(store, plan, todo, runner)
     with ThreadPoolExecutor(_THREADS) as pool:
         keys = [result_key(plan.number, unit["number"]) for unit in elements]
-        results: list[Element] = [json.loads(data) for data in pool.map(store.get, keys)]
+        results = [_result(key, data) for key, data in zip(keys, pool.map(store.get, keys), strict=True)]
     kinds.publish(store, plan, results)
     return results
+
+
+def _result(key: str, data: bytes) -> Element:
+    try:
+        result: Element = dict(json.loads(data))
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"{key} is damaged ({error}): remove it, and compact does that unit again") from error
+    return result
 
 
 def carry_out_own(

@@ -21,7 +21,7 @@ from typing import Any
 
 import polars as pl
 
-from trajlake.errors import ObjectMissing, SegmentUnreadable, StoreUnavailable
+from trajlake.errors import ObjectMissing, SegmentUnreadable, StoreError, StoreUnavailable
 from trajlake.ingest.segment import (
     TAIL_BYTES,
     Descriptor,
@@ -37,6 +37,7 @@ from trajlake_pipelines.frontier import Frontier, list_new, load_frontier
 from trajlake_pipelines.lookup import known_episodes
 from trajlake_pipelines.tombstones import tombstones_among
 from trajlake_pipelines.units import KnownEpisode, Parts, PlannedSegment, Unit, assign_units, involved, unit_from_json
+from trajlake_schemas import TABLES
 
 APPLICATION = "compact"
 UNIT_BYTES = 32 << 20  # of segments (compressed) that one unit reads; it takes about 0.4 GB of memory
@@ -106,7 +107,7 @@ def next_number(store: ObjectStore) -> int:
 def load_plan(store: ObjectStore, number: int) -> Plan | None:
     """The plan of a number, where there is one."""
     try:
-        return _from_json(store.get(plan_key(number)))
+        return _read_plan(store, number)
     except ObjectMissing:
         return None
 
@@ -116,11 +117,24 @@ def propose(store: ObjectStore, plan: Plan) -> Plan:
     outcome = store.put_if_absent(plan_key(plan.number), json.dumps(asdict(plan), separators=(",", ":")).encode())
     if isinstance(outcome, Unknown):
         raise StoreUnavailable(str(outcome.error)) from outcome.error
-    return _from_json(store.get(plan_key(plan.number)))
+    return _read_plan(store, plan.number)
 
 
-def _from_json(data: bytes) -> Plan:
-    body: dict[str, Any] = json.loads(data)
+def _read_plan(store: ObjectStore, number: int) -> Plan:
+    """Raises ObjectMissing, StoreError where it is no plan."""
+    data = store.get(plan_key(number))
+    try:
+        return _plan_of(json.loads(data))
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        remedy = (
+            f"end what works on this lake, remove what is below {job_folder(number)}/, and compact plans anew"
+            if all((open_table(store, name).transaction_version(APPLICATION) or 0) < number for name in TABLES)
+            else "a part of it is committed: restore the object from a backup or from the bucket's older versions"
+        )
+        raise StoreError(f"{plan_key(number)}, the change that is going on, is damaged ({error}): {remedy}") from error
+
+
+def _plan_of(body: dict[str, Any]) -> Plan:
     units = tuple(unit_from_json(unit) for unit in body["units"])
     broken = tuple(PlannedSegment(**segment) for segment in body["quarantined_segments"])
     return Plan(

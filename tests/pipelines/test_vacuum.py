@@ -1,16 +1,22 @@
 """A vacuum beside what is going on, and beside what was left half done."""
 
 import os
+import re
+import shutil
 import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.pipelines.test_crashes import Crash, crash_at
 from tests.rollouts import assert_sound, record, record_episode
 
 import trajlake
-from trajlake.errors import UsageError
+from trajlake.errors import SnapshotExpired, StoreError, UsageError
+from trajlake.table.commit import active_files
 from trajlake.table.retention import vacuum
+from trajlake.table.tables import open_table
+from trajlake_cli.main import cli
 from trajlake_pipelines import optimize_job, plan, publish
 from trajlake_pipelines.compact import compact
 from trajlake_pipelines.optimize import optimize
@@ -153,6 +159,63 @@ def test_less_than_an_hour_is_refused_unless_it_is_forced(lake):
     assert sorted(info.key for info in lake.store.list()) == before
     assert vacuum(lake, older_than_hours=0, force=True).files == listed
     assert not {info.key for info in lake.store.list()} & {file.key for file in listed}
+
+
+def test_versions_younger_than_what_is_kept_stay_readable_and_what_is_gone_is_said_to_have_expired(lake):
+    for number in range(5, 17):  # past a checkpoint, from which on a log is cut
+        record(lake, [number], worker=f"w{number}")
+        compact(lake)
+    early = lake.snapshot("e2.s2")
+    then = f'"timestamp":{int((time.time() - 20 * 86400) * 1000)}'
+    for log in Path(lake.uri).glob("*/_delta_log/*.json"):
+        log.write_text(re.sub(r'"timestamp":\d+', then, log.read_text()))
+    age(lake, days=20)
+    vacuum(lake, older_than_hours=30 * 24)
+    assert lake.snapshot("e2.s2").episodes.collect().equals(early.episodes.collect())
+    vacuum(lake, older_than_hours=7 * 24)
+    with pytest.raises(SnapshotExpired):
+        lake.snapshot("e2.s2")
+    assert_sound(lake)
+
+
+@pytest.mark.parametrize("table", ["steps", "episodes"])
+def test_a_file_of_the_newest_snapshot_that_is_lost_is_damage_and_not_retention(lake, table):
+    path = active_files(open_table(lake.store, table))["path"][0].as_py()
+    lake.store.delete(f"{table}/{path}")
+    with pytest.raises(StoreError, match=rf"damaged: {table}/{path} is not there"):
+        lake.snapshot().query(f"SELECT * FROM {table}")
+    result = CliRunner().invoke(cli, ["--lake", lake.uri, "doctor"])
+    assert result.exit_code == 1
+    assert path in result.output
+
+
+@pytest.mark.parametrize("content", ["", '{"a":', "[]", '{"number": 2}'])
+def test_damaged_records_of_changes_are_named_or_made_again(lake, content):
+    frontier = next(Path(lake.uri).glob("jobs/compact/*/frontier.json"))
+    frontier.write_text(content)
+    record(lake, range(5, 7), worker="w2")
+    assert compact(lake).episodes == 2
+    record(lake, [9], worker="w3")
+    plan.propose(lake.store, plan.load_or_make_plan(lake.store, stale_after=None))
+    (Path(lake.uri) / "jobs/compact/00000003/plan.json").write_text(content)
+    with pytest.raises(StoreError, match=r"jobs/compact/00000003/plan.json.* is damaged"):
+        compact(lake)
+    assert "00000003/plan.json" in CliRunner().invoke(cli, ["--lake", lake.uri, "doctor"]).output
+    shutil.rmtree(Path(lake.uri) / "jobs/compact/00000003")
+    assert compact(lake).episodes == 1
+    assert_sound(lake)
+
+
+def test_a_damaged_marker_is_told_alike_by_all_with_what_to_do(lake):
+    marker = Path(lake.uri) / "lake.json"
+    marker.write_text("{")
+    for command in (["init"], ["init", "--if-missing"], ["runs"], ["doctor"]):
+        result = CliRunner().invoke(cli, ["--lake", lake.uri, *command])
+        assert result.exit_code == 1, command
+        assert "restore it from a backup, or remove it and run" in " ".join(result.output.split()), command
+    marker.unlink()
+    assert CliRunner().invoke(cli, ["--lake", lake.uri, "init"]).exit_code == 0
+    assert_sound(lake)
 
 
 def test_what_was_replaced_goes(lake):

@@ -14,6 +14,8 @@ from trajlake_cli.session import Session, pass_session
 if TYPE_CHECKING:
     from trajlake.storage import ObjectStore
 
+_NAMED = 5  # of the files that are lost
+
 
 @click.command(short_help="Check the store and the lake in it.")
 @lake_option
@@ -40,6 +42,9 @@ def command(session: Session, output: Output) -> None:
     output.rows(checks, ["check", "ok", "detail"])
     failed = [check for check in checks if not check["ok"]]
     if failed:
+        if output.is_table:  # which cuts what is long
+            for check in failed:
+                say(f"{check['check']}: {check['detail']}")
         say(f"{len(failed)} of {len(checks)} checks failed")
         click.get_current_context().exit(1)
     say(f"all {len(checks)} checks passed")
@@ -48,12 +53,17 @@ def command(session: Session, output: Output) -> None:
 def _lake_checks(store: ObjectStore, uri: str) -> Iterator[dict[str, Any]]:
     import trajlake
     from trajlake.errors import TrajlakeError
+    from trajlake.table.commit import missing_files
     from trajlake_cli.lake_schemas import stored_schemas
+    from trajlake_pipelines.plan import load_plan, next_number
     from trajlake_schemas import TABLES, diff
 
     try:
         lake = trajlake.connect(uri)
+        lake.check()
         schemas = stored_schemas(lake)
+        lost = missing_files(store)
+        load_plan(store, next_number(store))
     except TrajlakeError as error:
         yield {"check": "lake", "ok": False, "detail": str(error)}
         return
@@ -62,3 +72,5 @@ def _lake_checks(store: ObjectStore, uri: str) -> Iterator[dict[str, Any]]:
         refused = [change for change in diff(stored, TABLES[name].arrow) if change.refusal]
         detail = "; ".join(f"{change.column} {change.change}" for change in refused)
         yield {"check": f"table {name}", "ok": not refused, "detail": detail or "columns are as this version has them"}
+    files = f"{len(lost)} are lost: {', '.join(lost[:_NAMED])}; restore them from a backup" if lost else "all are there"
+    yield {"check": "files of the tables", "ok": not lost, "detail": files}

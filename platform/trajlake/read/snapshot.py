@@ -18,6 +18,7 @@ from trajlake.errors import (
     EpisodeAmbiguous,
     EpisodeMissing,
     EpisodeRemoved,
+    LakeMissing,
     ObjectMissing,
     QueryError,
     SnapshotExpired,
@@ -29,7 +30,7 @@ from trajlake.read.index import MOST_BYTES, EpisodeIndex
 from trajlake.read.steps_reader import StepsReader
 from trajlake.read.tags import filtered, with_tags
 from trajlake.read.trajectory import Trajectory, restored
-from trajlake.table.commit import active_files
+from trajlake.table.commit import active_files, missing_files
 from trajlake.table.tables import open_table
 from trajlake.table.tombstones import why_removed
 from trajlake_schemas import EPISODES, STEPS
@@ -83,7 +84,7 @@ class Snapshot:
         """
         if condition is None or not condition.strip():
             return self.episodes
-        with _reading(self.token):
+        with _reading(self):
             frame = filtered(self.episodes, condition)
             frame.collect_schema()
         return frame
@@ -93,12 +94,12 @@ class Snapshot:
         are read). `tags['team']` is a tag of an episode. Raises QueryError with what is wrong in it."""
         episodes, sql, _ = with_tags(self.episodes, sql)
         context = pl.SQLContext({"episodes": episodes, "steps": self.steps})
-        with _reading(self.token):
+        with _reading(self):
             return context.execute(sql).collect(engine="streaming")
 
     def collect(self, frame: pl.LazyFrame) -> pl.DataFrame:
         """Collect a frame of this snapshot, with the errors of reading made clear."""
-        with _reading(self.token):
+        with _reading(self):
             return frame.collect(engine="streaming")
 
     def episode(self, episode_id: str) -> Trajectory:
@@ -163,7 +164,7 @@ class Snapshot:
     def steps_of(self, rows: pl.DataFrame, *, keep: bool = False) -> list[Any]:
         """For each episode row an Arrow table of its steps, by its place: one small read an episode. With `keep` what
         was decoded beside them is kept for later calls, up to CACHE_BYTES: for who draws at random, again and again."""
-        with _reading(self.token):
+        with _reading(self):
             return self._reader.read(rows.select(_PLACE), keep=keep)
 
     @cached_property
@@ -266,16 +267,16 @@ def _refuse_after_fork() -> None:
 
 
 @contextmanager
-def _reading(token: str) -> Iterator[None]:
+def _reading(snapshot: Snapshot) -> Iterator[None]:
     """The errors of a query and of its files, made clear. A file that is gone: the snapshot has expired."""
     _refuse_after_fork()
     try:
         yield
     except (ObjectMissing, FileNotFoundError) as error:
-        raise _expired(token) from error
+        raise _gone(snapshot, error) from error
     except (OSError, pl.exceptions.ComputeError) as error:
         if any(words in str(error) for words in ("404", "NoSuchKey", "No such file")):
-            raise _expired(token) from error
+            raise _gone(snapshot, error) from error
         if isinstance(error, OSError):
             raise
         raise QueryError(_one_line(error)) from error
@@ -285,8 +286,18 @@ def _reading(token: str) -> Iterator[None]:
         raise QueryError(_one_line(error)) from error
 
 
-def _expired(token: str) -> SnapshotExpired:
-    return SnapshotExpired(f"files of snapshot {token} were removed after the retention period: take a newer snapshot")
+def _gone(snapshot: Snapshot, error: Exception) -> SnapshotExpired | StoreError:
+    """What it means that a file is not there."""
+    token = snapshot.token
+    if open_snapshot(snapshot.lake, None).token != token:
+        text = f"files of snapshot {token} were removed after the retention period: take a newer snapshot"
+        return SnapshotExpired(text)
+    lost = missing_files(snapshot.lake.store)
+    what = ", ".join(lost[:_CANDIDATES]) or _one_line(error)
+    return StoreError(
+        f"{snapshot.lake.uri} is damaged: {what} {'is' if len(lost) < 2 else 'are'} not there, though the newest "
+        "snapshot needs it; restore it from a backup or from the bucket's older versions"
+    )
 
 
 def _unknown_column(text: str) -> str:
@@ -327,6 +338,8 @@ def open_snapshot(lake: Lake, token: str | None) -> Snapshot:
     except StoreError as error:
         if isinstance(error, StoreUnavailable) and "404" not in str(error) and "No such file" not in str(error):
             raise
+        raise SnapshotExpired(f"the lake no longer has snapshot {token}: take a newer one") from error
+    except LakeMissing as error:  # whoever asks has seen the lake's marker: it is the version that is gone
         raise SnapshotExpired(f"the lake no longer has snapshot {token}: take a newer one") from error
 
 

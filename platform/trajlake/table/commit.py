@@ -121,6 +121,17 @@ def active_files(table: DeltaTable) -> pa.Table:
     return pa.table(table.get_add_actions(flatten=True))
 
 
+def missing_files(store: ObjectStore) -> list[str]:
+    """Keys of the files that the tables name now, and the store does not have, or has in another size."""
+    missing: list[str] = []
+    for name in TABLES:
+        files = active_files(open_table(store, name))
+        there = {info.key: info.size for info in store.list(f"{name}/")}
+        sizes = zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True) if len(files) else ()
+        missing += [f"{name}/{path}" for path, size in sizes if there.get(f"{name}/{path}") != size]
+    return sorted(missing)
+
+
 def partitions_by_path(table: DeltaTable) -> dict[str, dict[str, str | None]]:
     """The partition values of each file, for a table that has partitions."""
     names = table.metadata().partition_columns

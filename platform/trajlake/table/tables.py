@@ -42,6 +42,7 @@ def create_lake(store: ObjectStore) -> LakeInfo:
         signs = " ".join(map(ascii, wrong))
         raise UsageError(f"{store.uri} cannot be a lake: Delta and Polars mistake {signs} in its address ({place})")
     if store.stat(MARKER) is not None:
+        read_marker(store)
         raise LakeExists(f"{store.uri} is a lake already; use it as it is")
     retention = f"interval {RETENTION_HOURS} hours"
     for name, table in TABLES.items():
@@ -68,7 +69,7 @@ def create_lake(store: ObjectStore) -> LakeInfo:
 
 
 def read_marker(store: ObjectStore) -> LakeInfo:
-    """Raises LakeMissing and LakeTooNew."""
+    """Raises LakeMissing, also where the marker is damaged, and LakeTooNew."""
     if store.stat(MARKER) is None:
         raise LakeMissing(
             f"there is no lake at {store.uri}: run `trajlake --lake {store.uri} init`, or correct the address"
@@ -76,7 +77,10 @@ def read_marker(store: ObjectStore) -> LakeInfo:
     try:
         info = LakeInfo(**json.loads(store.get(MARKER)))
     except (ValueError, TypeError) as error:
-        raise LakeMissing(f"{store.uri}/{MARKER} is not the marker of a lake: {error}") from error
+        raise LakeMissing(
+            f"{store.uri}/{MARKER} is not the marker of a lake ({error}): restore it from a backup, or remove it and "
+            f"run `trajlake --lake {store.uri} init`, which leaves tables that are there as they are"
+        ) from error
     if info.layout > LAYOUT:
         raise LakeTooNew(f"{store.uri} has layout {info.layout}, this version knows {LAYOUT}: upgrade trajlake")
     return info
