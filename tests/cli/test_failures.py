@@ -145,6 +145,7 @@ def test_a_closed_pipe_is_quiet() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        pipesize=4096,  # which does not hold all that is written
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
