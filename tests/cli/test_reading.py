@@ -190,6 +190,45 @@ def test_query(ask: Any) -> None:
         assert "unexpected" not in result.stderr
 
 
+@pytest.mark.parametrize("before", ["", "\n (", "\n-- SELECT\n", "/* SELECT\n*/ ; "])
+def test_a_query_only_reads(ask: Any, before: str) -> None:
+    for changes in (
+        "DELETE FROM episodes",
+        "drop table episodes",
+        "CREATE TABLE x AS SELECT 1",
+        "TRUNCATE TABLE episodes",
+        "INSERT INTO episodes VALUES (1)",
+        "UPDATE episodes SET reward = 1",
+        "ALTER TABLE episodes DROP COLUMN reward",
+        "",
+    ):
+        result = ask("query", before + changes, code=1)
+        assert result.stderr.startswith("trajlake: a query only reads, and ")
+        assert result.stderr.endswith("`trajlake retract` removes episodes\n")
+        assert result.stdout == ""
+    closed = ")" * before.count("(")
+    assert rows(ask("query", f"{before}SELECT count(*) AS n FROM episodes{closed}", "-o", "json")) == [{"n": 9}]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "with few as (SELECT reward FROM episodes) SELECT count(*) AS n FROM few",
+        "FROM episodes",
+        "VALUES (1, 2)",
+        "SHOW TABLES",
+        "EXPLAIN SELECT reward FROM episodes",
+    ],
+)
+def test_every_statement_that_reads_is_answered(ask: Any, sql: str) -> None:
+    assert rows(ask("query", sql, "-o", "json"))
+
+
+def test_what_polars_cannot_answer_is_said_in_a_line(ask: Any) -> None:
+    error = ask("query", "SHOW COLUMNS FROM episodes", code=1).stderr
+    assert error == "trajlake: statement type is not supported: ShowColumns\n"
+
+
 def test_stats(ask: Any) -> None:
     arguments = ("stats", "--where", "task_family = 'airline'", "--pass-k", "1,2")
     (found,) = rows(ask(*arguments, "-o", "json"))

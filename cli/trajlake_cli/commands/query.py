@@ -20,7 +20,8 @@ from trajlake_cli.session import Session, pass_session
 def command(session: Session, sql: str, token: str | None, output: Output) -> None:
     """Answer an SQL query over the tables episodes and steps. SQL of - is read from standard input.
 
-    Only the columns and row groups that the query needs are read. The dialect is that of Polars.
+    It only reads: `retract` removes episodes. Only the columns and row groups that the query needs are read. The
+    dialect is that of Polars.
 
     \b
     Examples:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from trajlake.read.strategies import Strategy
 
 _TOKEN = re.compile(r"e(\d+)\.s(\d+)")
+_FIRST_WORD = re.compile(r"(?:[\s(;]|--[^\n]*\n|/\*.*?\*/)*+(\w*)", re.DOTALL)  # behind spaces, brackets and comments
+_READS = ("SELECT", "WITH", "FROM", "VALUES", "SHOW", "EXPLAIN")  # Polars' SQL answers others too, as if it had obeyed
 _CANDIDATES = 5  # episodes that are named where the beginning of an id fits several
 _PLACE = ["episode_id", "steps_path", "row_group", "row_offset", "row_count"]
 CACHE_BYTES = 128 << 20  # decoded steps that a snapshot keeps
@@ -91,7 +93,9 @@ class Snapshot:
 
     def query(self, sql: str) -> pl.DataFrame:
         """The result of a SELECT over `episodes` and `steps` (Polars SQL; only the columns and files that it needs
-        are read). `tags['team']` is a tag of an episode. Raises QueryError with what is wrong in it."""
+        are read). `tags['team']` is a tag of an episode. Raises QueryError with what is wrong in it, and for what
+        would write."""
+        _must_read(sql)
         episodes, sql, _ = with_tags(self.episodes, sql)
         context = pl.SQLContext({"episodes": episodes, "steps": self.steps})
         with _reading(self):
@@ -233,6 +237,17 @@ class Snapshot:
         )
 
 
+def _must_read(sql: str) -> None:
+    found = _FIRST_WORD.match(sql)
+    first = found[1] if found else ""
+    if first.upper() not in _READS:
+        begins = f"{first[:40]!r} is not how it may begin" if first else "there is no SQL"
+        raise QueryError(
+            f"a query only reads, and {begins}: write {', '.join(_READS[:-1])} or {_READS[-1]}; "
+            "`trajlake retract` removes episodes"
+        )
+
+
 def _ambiguous(beginning: str, found: pl.DataFrame) -> EpisodeAmbiguous:
     count = "more than 5" if len(found) > _CANDIDATES else str(len(found))
     lines = [f"{count} episodes begin with {beginning}: give more of the id"]
@@ -315,6 +330,7 @@ def _one_line(error: Exception) -> str:
     words = " ".join(str(error).split("\n\n")[0].split())
     if match := re.fullmatch(r"relation '(.*)' was not found", words):
         return f"there is no table {match[1]!r}: the tables are episodes and steps"
+    words = re.sub(r"^(statement type is not supported: \w+).*", r"\1", words)
     return re.sub(r"^unable to parse (.*) as Expr$", r"\1 is no condition in SQL", words)
 
 
