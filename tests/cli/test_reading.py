@@ -52,6 +52,27 @@ def test_runs(ask: Any) -> None:
     assert result.stderr.startswith("snapshot e")
 
 
+def test_runs_count_retracted_episodes_apart_as_stats_do(run: Any, tmp_path: Path) -> None:
+    from trajlake_pipelines.compact import compact
+
+    lake = trajlake.create(tmp_path / "lake")
+    with lake.writer(run="r", worker="w", spool=tmp_path / "spool") as writer:
+        for number in range(3):
+            with writer.episode(episode_id=f"e{number}", task_id=str(number)) as episode:
+                for _ in range(number + 1):
+                    episode.step(message="x")
+                episode.end(success=number == 2, reward=float(number))
+        writer.retract("e2", "wrong")
+    compact(lake)
+    [found] = rows(run("runs", "--lake", lake.uri, "-o", "json"))
+    assert (found["episodes"], found["retracted"], found["tasks"], found["steps"]) == (2, 1, 2, 3)
+    assert (found["success_rate"], found["reward_mean"]) == (0.0, 0.5)
+    [counted] = rows(run("stats", "--lake", lake.uri, "-o", "json"))
+    assert {name: found[name] for name in ("episodes", "success_rate", "reward_mean")} == {
+        name: counted[name] for name in ("episodes", "success_rate", "reward_mean")
+    }
+
+
 def test_the_lake_may_be_named_before_the_command_or_in_the_environment(
     run: Any, full_lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def command(session: Session, token: str | None, output: Output) -> None:
     """List the runs: episodes, tasks, steps, success, reward, first and last time.
 
-    Success and reward are means over the episodes that have one.
+    Success and reward are means over the episodes that have one. Column `retracted` counts episodes that were
+    retracted; all other figures leave these out, as `stats` does.
 
     \b
     Examples:
@@ -43,14 +44,16 @@ def _runs(snapshot: Snapshot) -> pl.DataFrame:
     import polars as pl
 
     from trajlake.analysis.stats import HAS_TASK, THE_TASK
+    from trajlake.read.snapshot import USABLE
 
     frame = snapshot.episodes.group_by("run_id").agg(
-        pl.len().cast(pl.Int64).alias("episodes"),
-        THE_TASK.filter(HAS_TASK).n_unique().cast(pl.Int64).alias("tasks"),
-        pl.col("n_steps").sum().cast(pl.Int64).alias("steps"),
-        pl.col("success").cast(pl.Float64).mean().alias("success_rate"),
-        pl.col("reward").mean().alias("reward_mean"),
-        pl.col("started_at").min().alias("first"),
-        pl.coalesce("ended_at", "started_at").max().alias("last"),
+        USABLE.sum().cast(pl.Int64).alias("episodes"),
+        (~USABLE).sum().cast(pl.Int64).alias("retracted"),
+        THE_TASK.filter(HAS_TASK & USABLE).n_unique().cast(pl.Int64).alias("tasks"),
+        pl.col("n_steps").filter(USABLE).sum().cast(pl.Int64).alias("steps"),
+        pl.col("success").filter(USABLE).cast(pl.Float64).mean().alias("success_rate"),
+        pl.col("reward").filter(USABLE).mean().alias("reward_mean"),
+        pl.col("started_at").filter(USABLE).min().alias("first"),
+        pl.coalesce("ended_at", "started_at").filter(USABLE).max().alias("last"),
     )
     return snapshot.collect(frame).sort("last", "run_id", descending=[True, False], nulls_last=True)
