@@ -81,6 +81,21 @@ def test_a_file_that_is_refused_whole_counts_and_the_sum_says_so(run: Any, tree:
 
 
 @pytest.mark.unit
+def test_rows_that_were_refused_before_are_counted_again_but_are_no_failure(run: Any, lake: str, tree: Path) -> None:
+    rows = tree / "a" / "rows.json"
+    rows.write_text(json.dumps([*ROWS, {"messages": 5}, *[{"messages": 6}] * 2]))
+    assert "row 3: " in run("import", tree, "--lake", lake, code=1).stderr
+    second = run("import", tree, "--lake", lake, "-o", "json")
+    assert [row["refused"] for row in json.loads(second.stdout)] == [3, 0]
+    assert f"{rows}: 3 rows of it were refused when it was imported (--again shows why)\n" in second.stderr
+    assert "as said above" not in second.stderr
+    assert "more row" not in second.stderr
+    again = run("import", tree, "--lake", lake, "--again", code=1).stderr
+    assert "row 3: " in again
+    assert "3 rows refused, as said above; the others are in" in again
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize("what", ["reward=1", "nonsense=1", "extra=5", "tags=a"])
 def test_set_says_what_can_be_said_of_all_episodes(run: Any, tree: Path, what: str) -> None:
     error = run("import", tree, "--dry-run", "--set", what, code=2).stderr

@@ -83,7 +83,7 @@ def command(
 
     Each row becomes an episode or is refused with its reason; the good rows of a file with bad ones are imported.
     An import that was stopped goes on when it is called again: files that are in already are left out. Exit code 1
-    where anything was refused; files in a folder that are known to hold no trajectories are named and left out.
+    where anything was refused now; files in a folder that are known to hold no trajectories are named and left out.
 
     Column `refused` counts rows, and 1 for a file that could not be read, or not to its end.
 
@@ -203,8 +203,11 @@ def _tell(result: ImportReport, dry_run: bool) -> bool:
             say(f"{file.path}: {refusal.row}: {refusal.reason}")
         for note in file.notes:
             say(f"{file.path}: {note}")
-        if file.refused > len(file.refusals):
-            say(f"{file.path}: … and {file.refused - len(file.refusals):,} more rows were refused")
+        if file.already and file.refused:
+            refused = f"{_count(file.refused, 'row')} of it {'was' if file.refused == 1 else 'were'} refused"
+            say(f"{file.path}: {refused} when it was imported (--again shows why)")
+        elif file.refused > len(file.refusals):
+            say(f"{file.path}: … and {_count(file.refused - len(file.refusals), 'more row')} refused")
         if file.error is not None:
             say(_error_of(file))
     if already := [file for file in result.files if file.already]:
@@ -217,7 +220,8 @@ def _tell(result: ImportReport, dry_run: bool) -> bool:
     if not result.files:
         say("trajlake: there are no files in what was named")
         return False
-    bad = [f"{_count(result.refused, 'row')} refused"] if result.refused else []
+    refused = sum(file.refused for file in result.files if not file.already)
+    bad = [f"{_count(refused, 'row')} refused"] if refused else []
     bad += [f"{_count(len(result.failed), 'file')} could not be imported, or not to the end"] if result.failed else []
     if bad:
         rest = "" if not result.episodes else "; the others are fine" if dry_run else "; the others are in"
