@@ -66,14 +66,14 @@ def test_import_of_what_is_no_file_of_ours(run: Any, lake: str, tmp_path: Path, 
     good = write(tmp_path / "good.json", [TAU])
     result = run("import", bad, good, "--lake", lake, code=1)
     assert f"{bad}: " in result.stderr
-    assert "1 rows in = 1 episodes + 0 refused" in result.stderr
+    assert "1 row in = 1 episode + 0 refused" in result.stderr
     assert "Traceback" not in result.stderr
 
 
 @pytest.mark.unit
 def test_dry_run_writes_nothing(run: Any, lake: str, tmp_path: Path) -> None:
     result = run("import", write(tmp_path / "results.json", [TAU]), "--dry-run")
-    assert "1 rows in = 1 episodes + 0 refused" in result.stderr
+    assert "1 row in = 1 episode + 0 refused" in result.stderr
     assert "nothing was written" in result.stderr
     assert not list(Path(lake).glob("landing/**/*.arrow"))
 
@@ -96,7 +96,7 @@ def test_compact_in_words(run: Any, lake: str, tmp_path: Path) -> None:
         "2 episodes added",
     ]
     again = run("import", file, "--lake", lake)
-    assert "1 files were in already and were not read (--again reads them)" in again.stderr
+    assert "1 file was in already, with 2 episodes, and was not read (--again reads it)" in again.stderr
     assert run("compact", "--lake", lake).stdout == "nothing new has landed\n"
     run("import", file, "--lake", lake, "--again")
     assert run("compact", "--lake", lake).stdout.splitlines() == [

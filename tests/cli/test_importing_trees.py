@@ -39,8 +39,25 @@ def test_a_tree_is_told_file_by_file_and_not_read_twice(run: Any, lake: str, tre
     assert states("--run", "another", "--processes", "1") == ["read", "left out"]
     result = run("import", tree, "--lake", lake)
     assert "b.md: not imported: Markdown, a text for people" in result.stderr
-    assert "1 files were in already and were not read (--again reads them)" in result.stderr
-    assert "2 rows in = 2 episodes + 0 refused" in result.stderr
+    assert "1 file was in already, with 2 episodes, and was not read (--again reads it)" in result.stderr
+
+
+@pytest.mark.unit
+def test_what_was_in_already_is_not_counted_as_read(run: Any, lake: str, tree: Path) -> None:
+    assert "next: `trajlake compact`" in run("import", tree, "--lake", lake).stderr
+    second = run("import", tree, "--lake", lake).stderr
+    assert second.splitlines()[-1] == "there is nothing new"
+    assert "rows in =" not in second
+    assert "compact" not in second
+    (tree / "c.json").write_text(json.dumps([ROWS[1]]))
+    third = run("import", tree, "--lake", lake).stderr
+    assert "1 file was in already, with 2 episodes" in third
+    assert "1 row in = 1 episode + 0 refused\n" in third
+    assert "next: `trajlake compact`" in third
+    assert (
+        "2 files were in already, with 3 episodes, and were not read (--again reads them)"
+        in run("import", tree, "--lake", lake).stderr
+    )
 
 
 @pytest.mark.unit

@@ -204,31 +204,48 @@ def _tell(result: ImportReport, dry_run: bool) -> bool:
         for note in file.notes:
             say(f"{file.path}: {note}")
         if file.already and file.refused:
-            refused = f"{_count(file.refused, 'row')} of it {'was' if file.refused == 1 else 'were'} refused"
-            say(f"{file.path}: {refused} when it was imported (--again shows why)")
+            what = f"{_count(file.refused, 'row')} of it {_was(file.refused)} refused"
+            say(f"{file.path}: {what} when it was imported (--again shows why)")
         elif file.refused > len(file.refusals):
             say(f"{file.path}: … and {_count(file.refused - len(file.refusals), 'more row')} refused")
         if file.error is not None:
             say(_error_of(file))
+    new = [file for file in result.files if not file.already]
     if already := [file for file in result.files if file.already]:
-        say(f"{len(already):,} files were in already and were not read (--again reads them)")
-    lost = sum(map(_is_lost, result.files))
-    rest = f"; {_count(lost, 'file')} refused as a whole, or from some row on: rows not counted" if lost else ""
-    say(f"{result.rows_in:,} rows in = {result.episodes:,} episodes + {result.refused:,} refused{rest}")
+        say(
+            f"{_count(len(already), 'file')} {_was(len(already))} in already, with "
+            f"{_count(_sum(already, 'episodes'), 'episode')}, and {_was(len(already))} not read (--again reads "
+            f"{'it' if len(already) == 1 else 'them'})"
+        )
+    rows, episodes, refused = (_sum(new, name) for name in ("rows_in", "episodes", "refused"))
+    lost = sum(map(_is_lost, new))
+    if rows or lost or not already:
+        rest = f"; {_count(lost, 'file')} refused as a whole, or from some row on: rows not counted" if lost else ""
+        say(f"{_count(rows, 'row')} in = {_count(episodes, 'episode')} + {refused:,} refused{rest}")
     if left := sum(file.left_out for file in result.files):
         say(f"{_count(left, 'file')} in the folder left out: known, and no trajectories")
     if not result.files:
         say("trajlake: there are no files in what was named")
         return False
-    refused = sum(file.refused for file in result.files if not file.already)
     bad = [f"{_count(refused, 'row')} refused"] if refused else []
     bad += [f"{_count(len(result.failed), 'file')} could not be imported, or not to the end"] if result.failed else []
     if bad:
         rest = "" if not result.episodes else "; the others are fine" if dry_run else "; the others are in"
         say(f"trajlake: {' and '.join(bad)}, as said above{rest}")
         return False
-    say("nothing was written (--dry-run)" if dry_run else "next: `trajlake compact` puts them into the tables")
+    if dry_run:
+        say("nothing was written (--dry-run)")
+    else:
+        say("next: `trajlake compact` puts them into the tables" if episodes else "there is nothing new")
     return True
+
+
+def _sum(files: Sequence[FileReport], name: str) -> int:
+    return sum(getattr(file, name) for file in files)
+
+
+def _was(number: int) -> str:
+    return "was" if number == 1 else "were"
 
 
 def _count(number: int, noun: str) -> str:
