@@ -98,6 +98,18 @@ def test_a_file_that_is_refused_whole_counts_and_the_sum_says_so(run: Any, tree:
 
 
 @pytest.mark.unit
+def test_a_copy_is_named_and_left_out_and_is_no_failure(run: Any, lake: str, tree: Path) -> None:
+    copy = tree / "c.json"
+    copy.write_text(json.dumps(ROWS))
+    for more in (["--dry-run"], []):
+        result = run("import", tree / "a", copy, "--lake", lake, "-o", "json", *more)
+        assert [(row["state"], row["episodes"]) for row in json.loads(result.stdout)] == [("read", 2), ("left out", 0)]
+        assert f"{copy}: left out: it holds the same bytes as {tree / 'a' / 'rows.json'}\n" in result.stderr
+        assert "2 rows in = 2 episodes + 0 refused\n" in result.stderr
+        assert "no trajectories" not in result.stderr
+
+
+@pytest.mark.unit
 def test_rows_that_were_refused_before_are_counted_again_but_are_no_failure(run: Any, lake: str, tree: Path) -> None:
     rows = tree / "a" / "rows.json"
     rows.write_text(json.dumps([*ROWS, {"messages": 5}, *[{"messages": 6}] * 2]))

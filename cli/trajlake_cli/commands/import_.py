@@ -83,7 +83,8 @@ def command(
 
     Each row becomes an episode or is refused with its reason; the good rows of a file with bad ones are imported.
     An import that was stopped goes on when it is called again: files that are in already are left out. Exit code 1
-    where anything was refused now; files in a folder that are known to hold no trajectories are named and left out.
+    where anything was refused now; files in a folder that are known to hold no trajectories, and files with the same
+    bytes as one before them, are named and left out.
 
     Column `refused` counts rows, and 1 for a file that could not be read, or not to its end.
 
@@ -189,7 +190,7 @@ def _by_folder(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _state(file: FileReport) -> str:
-    if file.left_out:
+    if file.left_out or file.same_as is not None:
         return "left out"
     if file.error is not None:
         return "refused" if not file.episodes else "read in part"
@@ -208,6 +209,8 @@ def _tell(result: ImportReport, dry_run: bool) -> bool:
             say(f"{file.path}: {what} when it was imported (--again shows why)")
         elif file.refused > len(file.refusals):
             say(f"{file.path}: … and {_count(file.refused - len(file.refusals), 'more row')} refused")
+        if file.same_as is not None:
+            say(f"{file.path}: left out: it holds the same bytes as {file.same_as}")
         if file.error is not None:
             say(_error_of(file))
     new = [file for file in result.files if not file.already]

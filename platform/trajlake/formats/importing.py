@@ -34,7 +34,8 @@ class FileReport:
 
     `refusals` and `notes` are the first hundred: of the refused, and of where the file contradicts itself (its rows
     win). `error` says why the file was not read at all, or not further; `left_out` that it is of a
-    kind that is known to hold no trajectories, so that nothing is missing. `already` says that the run has the file
+    kind that is known to hold no trajectories, so that nothing is missing. `same_as` is the file before it that holds
+    the same bytes, so that it was not read: its rows are counted there. `already` says that the run has the file
     from an earlier import; the figures are of that one, and nothing was read.
     """
 
@@ -48,6 +49,7 @@ class FileReport:
     notes: list[str] = field(default_factory=list)
     error: str | None = None
     left_out: bool = False
+    same_as: Path | None = None
     already: bool = False
 
 
@@ -124,9 +126,9 @@ def import_files(
         report.files.append(file)
         try:
             source = open_source(path, sha256=(hashes or {}).get(path))
-            if source.sha256 in seen:
-                raise FormatError(f"{path}: holds the same bytes as {seen[source.sha256]}, which is imported already")
-            seen[source.sha256] = path
+            if (same_as := seen.setdefault(source.sha256, path)) != path:
+                file.same_as = same_as
+                continue
             if ledger is not None and is_known(ledger, source, None if chosen is None else chosen.name, file):
                 continue
             _import(writer, source, chosen or detect_source(source), begin or {}, file, on_progress)

@@ -192,11 +192,9 @@ def _not_known(
         except (FormatError, OSError):
             kept[path] = None  # whoever reads it says what is wrong
             continue
-        if sha256 in seen:
-            error = f"holds the same bytes as {seen[sha256]}, which is imported already"
-            found[path] = FileReport(path, error=error)
+        if (same_as := seen.setdefault(sha256, path)) != path:
+            found[path] = FileReport(path, same_as=same_as)
             continue
-        seen[sha256] = path
         report = FileReport(path)
         if is_known(ledger, source, name, report):
             found[path] = report

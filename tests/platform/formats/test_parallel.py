@@ -56,7 +56,7 @@ def landed(lake: trajlake.Lake) -> list[str]:
 FIRST = [
     ("1.jsonl", 3, 0, False, False),
     ("2.json", 1, 1, False, False),
-    ("copy.jsonl", 0, 0, True, False),
+    ("copy.jsonl", 0, 0, False, False),
     ("notes.md", 0, 0, True, False),
     ("3.json", 2, 0, False, False),
     ("bad.json", 0, 0, True, False),
@@ -70,8 +70,9 @@ def test_a_tree_comes_in_once(tree: Path, tmp_path: Path, processes: int, monkey
     calls: list[Path] = []
     first = import_tree(lake, "r", [tree], processes=processes, on_progress=lambda path, done, size: calls.append(path))
     assert told(first.files) == FIRST
+    assert [file.same_as for file in first.files if file.same_as] == [tree / "a" / "1.jsonl"]
     assert landed(lake) == ["a0", "a1", "a2", "b", "c", "c"]
-    assert set(calls) >= {file.path for file in first.files if file.error is None}
+    assert set(calls) >= {file.path for file in first.files if file.episodes}
     second = import_tree(lake, "r", [tree], processes=processes)
     assert [file.already for file in second.files] == [True, True, False, False, True, False]
     assert (second.episodes, second.refused, second.rows_in) == (6, 1, 7)
