@@ -25,6 +25,10 @@ Progress = Callable[[Path, int, int], None]
 KEPT_REFUSALS = 100
 _FLUSH_BYTES = 64 << 20  # of files that were read: what a stopped import reads again is less
 _DEEP = 100  # folders: a path that is deeper is left to the iteration of `os.path.realpath`
+_GREW = (
+    "a file of this path was imported with other content before: rows that are in both are there twice; "
+    "`trajlake dedupe` marks them, and --unique counts each once"
+)
 _LONGEST_REASON = 500  # characters: a reason quotes the file, and the file may say anything
 
 
@@ -33,9 +37,9 @@ class FileReport:
     """What became of one file: `rows_in == episodes + refused`.
 
     `refusals` and `notes` are the first hundred: of the refused, and of where the file contradicts itself (its rows
-    win). `error` says why the file was not read at all, or not further; `left_out` that it is of a
-    kind that is known to hold no trajectories, so that nothing is missing. `same_as` is the file before it that holds
-    the same bytes, so that it was not read: its rows are counted there. `already` says that the run has the file
+    win) or what was imported before. `error` says why the file was not read at all, or not further; `left_out` that it
+    is of a kind that is known to hold no trajectories, so that nothing is missing. `same_as` is the file before it that
+    holds the same bytes, so that it was not read: its rows are counted there. `already` says that the run has the file
     from an earlier import; the figures are of that one, and nothing was read.
     """
 
@@ -131,6 +135,8 @@ def import_files(
                 continue
             if ledger is not None and is_known(ledger, source, None if chosen is None else chosen.name, file):
                 continue
+            if ledger is not None and ledger.had_other_content(path, source.sha256):
+                file.notes.append(_GREW)
             _import(writer, source, chosen or detect_source(source), begin or {}, file, on_progress)
             pending.append((source.sha256, file))
             waiting += source.size
@@ -169,7 +175,13 @@ def _put_down(writer: Writer, ledger: Ledger | None, pending: list[tuple[str, Fi
     if ledger is not None:
         ledger.put(
             {
-                sha256: {"format": file.format, "episodes": file.episodes, "steps": file.steps, "refused": file.refused}
+                sha256: {
+                    "format": file.format,
+                    "episodes": file.episodes,
+                    "steps": file.steps,
+                    "refused": file.refused,
+                    "path": os.path.abspath(file.path),
+                }
                 for sha256, file in pending
             }
         )

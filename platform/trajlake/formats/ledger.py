@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from trajlake.errors import ObjectMissing
@@ -14,7 +16,7 @@ from trajlake.storage import ObjectStore
 _FOLDER = "imports"
 
 Said = dict[str, Any]
-"""Of one file: `format`, `episodes`, `steps` and `refused`."""
+"""Of one file: `format`, `episodes`, `steps`, `refused` and `path`, which is absolute and not in older ones."""
 
 
 class Ledger:
@@ -30,20 +32,37 @@ class Ledger:
         self._again = again
 
     @cached_property
-    def _known(self) -> dict[str, Said]:
-        known: dict[str, Said] = {}
+    def _files(self) -> list[tuple[str, Said]]:
+        files: list[tuple[str, Said]] = []
         for info in self._store.list(self._prefix):
             try:
                 found = json.loads(self._store.get(info.key))
             except (ObjectMissing, ValueError):
                 continue
             if isinstance(found, dict):
-                known |= {name: said for name, said in found.items() if isinstance(said, dict)}
-        return known
+                files += ((sha256, said) for sha256, said in found.items() if isinstance(said, dict))
+        return files
+
+    @cached_property
+    def _known(self) -> dict[str, Said]:
+        return dict(self._files)
+
+    @cached_property
+    def _with_episodes(self) -> dict[str, set[str]]:
+        """The hashes of what gave episodes, by the path that it was at."""
+        hashes: dict[str, set[str]] = {}
+        for sha256, said in self._files:
+            if isinstance(path := said.get("path"), str) and said.get("episodes"):
+                hashes.setdefault(path, set()).add(sha256)
+        return hashes
 
     def find(self, sha256: str) -> Said | None:
         """What was put down of a file with this hash; None where it was not imported whole."""
         return None if self._again else self._known.get(sha256)
+
+    def had_other_content(self, path: Path, sha256: str) -> bool:
+        """Whether the run has episodes of a file that was at this path and had another hash. Also with `again`."""
+        return bool(self._with_episodes.get(os.path.abspath(path), set()) - {sha256})
 
     def put(self, files: Mapping[str, Said]) -> None:
         """Put files down, by their hash. What it says of a file never changes, so that the first of two may win."""

@@ -131,6 +131,41 @@ def test_a_ledger_that_was_damaged_knows_nothing(tree: Path, tmp_path: Path) -> 
         assert [file.already for file in import_tree(lake, "r", [tree / "a" / "1.jsonl"]).files] == [False]
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_file_that_grew_says_that_its_rows_are_in_twice(tree: Path, tmp_path: Path, processes: int) -> None:
+    lake = trajlake.create(tmp_path / "lake")
+    grown = tree / "a" / "1.jsonl"
+
+    def notes(run: str = "r", **options: Any) -> dict[str, list[str]]:
+        report = import_tree(lake, run, [tree / "a", tree / "c" / "d" / "3.json"], processes=processes, **options)
+        return {file.path.name: file.notes for file in report.files if file.notes}
+
+    assert notes() == {}
+    assert notes(again=True) == {}
+    grown.write_text("\n".join(json.dumps(row(f"a{n}")) for n in range(4)))
+    [(name, [note])] = notes().items()
+    assert name == "1.jsonl"
+    assert note.startswith("a file of this path was imported with other content before: rows that are in both are")
+    assert "`trajlake dedupe` marks them, and --unique counts each once" in note
+    assert notes() == {}, "it is in, and was not read"
+    assert list(notes(again=True)) == ["1.jsonl"]
+    assert notes("another") == {}
+
+
+def test_a_ledger_that_keeps_no_paths_knows_files_all_the_same(tree: Path, tmp_path: Path) -> None:
+    lake, file = trajlake.create(tmp_path / "lake"), tree / "a" / "1.jsonl"
+    import_tree(lake, "r", [file])
+    [info] = lake.store.list("imports/r/")
+    said = json.loads(lake.store.get(info.key))
+    for each in said.values():
+        del each["path"]
+    lake.store.delete(info.key)
+    lake.store.put_if_absent(info.key, json.dumps(said).encode())
+    assert [each.already for each in import_tree(lake, "r", [file]).files] == [True]
+    file.write_text(json.dumps(row("new")))
+    assert [(each.already, each.notes) for each in import_tree(lake, "r", [file]).files] == [(False, [])]
+
+
 def test_a_mapping_reads_in_every_process(tmp_path: Path) -> None:
     mapping = tmp_path / "m.toml"
     mapping.write_text('name = "ours"\nmessages = "log"\n')
