@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trajlake.errors import FormatError, UsageError
+from trajlake.formats import FORMATS
 from trajlake.formats.base import Format, Record, Refused, from_row
 from trajlake.formats.chat import chat_steps
 from trajlake.formats.json_rows import Row
@@ -89,6 +90,8 @@ def _mapping(given: Mapping[str, Any]) -> _Mapping:
     name = given.get("name")
     if not isinstance(name, str) or not name:
         raise UsageError('there is no name = "…" for the format')
+    if name in FORMATS:  # exports and certify would take its episodes for those of that format
+        raise UsageError(f"name = {name!r} is a format that is built in: give yours another name")
     steps = given.get("steps", {})
     if not isinstance(steps, dict) or not isinstance(given.get("episode", {}), dict):
         raise UsageError("[steps] and [episode] are tables")

@@ -119,6 +119,7 @@ def test_a_row_that_does_not_fit_is_refused_alone(
     [
         ("name = ", "not TOML"),
         ("[episode]\n", "there is no name"),
+        ('name = "tau-bench"\nmessages = "m"\n', "name = 'tau-bench' is a format that is built in"),
         ('name = "x"\n', "say where the steps are"),
         ('name = "x"\nmessages = "m"\n[steps]\neach = "s"\n', "say where the steps are"),
         ('name = "x"\n[steps]\nmessage = "m"\n', "needs each"),
