@@ -132,6 +132,12 @@ def test_set_says_what_can_be_said_of_all_episodes(run: Any, tree: Path, what: s
     assert "a mapping file (--mapping) finds in it" in error
 
 
+@pytest.mark.unit
+def test_a_tag_needs_a_name(run: Any, tree: Path) -> None:
+    error = run("import", tree, "--dry-run", "--set", "tags.=x", code=2).stderr
+    assert "'tags.=x': a tag needs a name, such as tags.team=a" in error
+
+
 @pytest.mark.beam
 def test_set_takes_tags(run: Any, lake: str, tree: Path) -> None:
     run("import", tree, "--lake", lake, "--set", "tags.team=a", "--set", "tags.sweep=b=1")

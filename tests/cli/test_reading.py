@@ -194,7 +194,11 @@ def test_the_beginning_of_several_ids_lists_them(ask: Any) -> None:
     assert first == "trajlake: 4 episodes begin with a: give more of the id"
     assert others[0] == f"  a0{'0' * 30}  airline/airline/0  completed, solved"
     assert len(others) == 4
-    assert "more than 5 episodes begin with" in ask("replay", "", code=1).stderr
+
+
+def test_an_id_of_no_letters_is_none(ask: Any) -> None:
+    for command in ("show", "replay", "lineage"):
+        assert ask(command, "", code=1).stderr == "trajlake: no id was given: `trajlake episodes` lists them\n"
 
 
 def test_query(ask: Any) -> None:
@@ -300,6 +304,17 @@ def test_sample_is_the_same_every_time(ask: Any) -> None:
 
 
 @FASTPARQUET_LEAVES_FILES_OPEN
+def test_slices_are_shifted_only_where_there_are_some(ask: Any) -> None:
+    def starts(*args: object) -> list[int]:
+        drawn = ask(
+            "sample", "--strategy", "epochs", "--where", "run_id = 'control'", "--window", 1, "-o", "json", *args
+        )
+        return sorted({row["start"] for row in rows(drawn)})
+
+    assert (starts(), starts("--shift", 2)) == ([0, 1, 2], [0, 2])
+    assert "--shift says where slices begin: it needs --window" in ask("sample", "--shift", 2, code=2).stderr
+
+
 def test_export(ask: Any, tmp_path: Path) -> None:
     result = ask("export", tmp_path / "out", "--shards", "2", "--where", "success", "-o", "json")
     assert sum(row["rows"] for row in rows(result)) == 4

@@ -270,6 +270,8 @@ def _begin(assignments: Sequence[str]) -> EpisodeFields:
         if not equals or not column:
             raise click.BadParameter(f"{assignment!r}: write COLUMN=VALUE", param_hint="--set")
         if column.startswith("tags."):
+            if column == "tags.":
+                raise click.BadParameter(f"{assignment!r}: a tag needs a name, such as tags.team=a", param_hint="--set")
             values.setdefault("tags", {})[column.removeprefix("tags.")] = value
         elif column not in known:
             raise click.BadParameter(

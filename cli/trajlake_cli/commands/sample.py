@@ -103,7 +103,7 @@ class Stage(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
 @click.option("--least", type=click.IntRange(min=1), help="group: leave out groups of fewer rollouts.  [default: 1]")
 @click.option("--keep-constant", is_flag=True, help="group: also draw groups of which all rewards are equal.")
 @click.option("--window", type=click.IntRange(min=1), help="Draw slices of so many steps instead of episodes.")
-@click.option("--shift", type=click.IntRange(min=1), default=1, help="Slices begin at every so many steps.")
+@click.option("--shift", type=click.IntRange(min=1), help="Slices begin at every so many steps.  [default: 1]")
 @click.option("--max-times-sampled", type=click.IntRange(min=1), help="Draw nothing more often than this.")
 @click.option("--normalize-reward", type=Columns(), help="Add rewards normalised within each value of these columns.")
 @click.option("--manifest", type=click.Path(dir_okay=False), help="Write down what was drawn, for --from.")
@@ -130,7 +130,7 @@ def command(
     position: int,
     policy_version: float | None,
     window: int | None,
-    shift: int,
+    shift: int | None,
     max_times_sampled: int | None,
     normalize_reward: Sequence[str] | None,
     manifest: str | None,
@@ -165,6 +165,8 @@ def command(
 
     if strategy == "curriculum" and not options["stages"]:
         raise click.UsageError("curriculum needs --stage STEP:LOW:HIGH, e.g. --stage 0:0.5:1 --stage 1000:0.1:0.5")
+    if shift is not None and window is None:
+        raise click.UsageError("--shift says where slices begin: it needs --window, their length")
     snapshot = session.snapshot(token)
     sampler = snapshot.sampler(
         strategy,
@@ -172,7 +174,7 @@ def command(
         seed=seed,
         unique=unique,
         empty=with_empty,
-        window=None if window is None else Window(window, shift),
+        window=None if window is None else Window(window, shift or 1),
         policy_version=policy_version,
         max_times_sampled=max_times_sampled,
         normalize_reward=normalize_reward,

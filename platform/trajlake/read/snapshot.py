@@ -112,6 +112,8 @@ class Snapshot:
 
     def row_of(self, episode_id: str) -> pl.DataFrame:
         """The row of one episode by its id, or by the beginning of its id. Raises EpisodeMissing."""
+        if not episode_id:  # every id begins so
+            raise EpisodeMissing("no id was given: `trajlake episodes` lists them")
         index = self._index_if_it_pays()
         found = self._some([episode_id], index)
         if found.is_empty():
