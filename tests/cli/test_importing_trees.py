@@ -110,6 +110,16 @@ def test_a_copy_is_named_and_left_out_and_is_no_failure(run: Any, lake: str, tre
 
 
 @pytest.mark.unit
+def test_files_that_were_imported_with_another_set_are_named_once(run: Any, lake: str, tree: Path) -> None:
+    (tree / "c.json").write_text(json.dumps([ROWS[1]]))
+    run("import", tree, "--lake", lake)
+    error = run("import", tree, "--lake", lake, "--set", "policy_name=late").stderr
+    assert f"{tree / 'a' / 'rows.json'} and 1 more file: imported before with other --set or --mapping" in error
+    assert error.count("imported before") == 1
+    assert "imported before" not in run("import", tree, "--lake", lake).stderr
+
+
+@pytest.mark.unit
 def test_rows_that_were_refused_before_are_counted_again_but_are_no_failure(run: Any, lake: str, tree: Path) -> None:
     rows = tree / "a" / "rows.json"
     rows.write_text(json.dumps([*ROWS, {"messages": 5}, *[{"messages": 6}] * 2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -202,7 +203,7 @@ def _tell(result: ImportReport, dry_run: bool) -> bool:
     for file in result.files:
         for refusal in file.refusals:
             say(f"{file.path}: {refusal.row}: {refusal.reason}")
-        for note in file.notes:
+        for note in () if file.already else file.notes:
             say(f"{file.path}: {note}")
         if file.already and file.refused:
             what = f"{_count(file.refused, 'row')} of it {_was(file.refused)} refused"
@@ -215,11 +216,7 @@ def _tell(result: ImportReport, dry_run: bool) -> bool:
             say(_error_of(file))
     new = [file for file in result.files if not file.already]
     if already := [file for file in result.files if file.already]:
-        say(
-            f"{_count(len(already), 'file')} {_was(len(already))} in already, with "
-            f"{_count(_sum(already, 'episodes'), 'episode')}, and {_was(len(already))} not read (--again reads "
-            f"{'it' if len(already) == 1 else 'them'})"
-        )
+        _tell_what_was_in(already)
     rows, episodes, refused = (_sum(new, name) for name in ("rows_in", "episodes", "refused"))
     lost = sum(map(_is_lost, new))
     if rows or lost or not already:
@@ -241,6 +238,17 @@ def _tell(result: ImportReport, dry_run: bool) -> bool:
     else:
         say("next: `trajlake compact` puts them into the tables" if episodes else "there is nothing new")
     return True
+
+
+def _tell_what_was_in(files: Sequence[FileReport]) -> None:
+    """Of many files the same is said once."""
+    for note, count in Counter(note for file in files for note in file.notes).items():
+        first = next(file.path for file in files if note in file.notes)
+        others = f" and {_count(count - 1, 'more file')}" if count > 1 else ""
+        say(f"{first}{others}: {note}")
+    count, was = len(files), _was(len(files))
+    episodes, them = _count(_sum(files, "episodes"), "episode"), "it" if count == 1 else "them"
+    say(f"{_count(count, 'file')} {was} in already, with {episodes}, and {was} not read (--again reads {them})")
 
 
 def _sum(files: Sequence[FileReport], name: str) -> int:

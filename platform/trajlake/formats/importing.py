@@ -29,6 +29,7 @@ _GREW = (
     "a file of this path was imported with other content before: rows that are in both are there twice; "
     "`trajlake dedupe` marks them, and --unique counts each once"
 )
+_ASKED_OTHERWISE = "imported before with other --set or --mapping, and left so; another --run takes it with these"
 _LONGEST_REASON = 500  # characters: a reason quotes the file, and the file may say anything
 
 
@@ -166,6 +167,8 @@ def is_known(ledger: Ledger, source: Source, format: str | None, file: FileRepor
         return False
     file.format, file.already = str(said.get("format")), True
     file.episodes, file.steps, file.refused, file.rows_in = episodes, steps, refused, episodes + refused
+    if ledger.was_asked_otherwise(said):
+        file.notes.append(_ASKED_OTHERWISE)
     return True
 
 

@@ -16,7 +16,8 @@ from trajlake.storage import ObjectStore
 _FOLDER = "imports"
 
 Said = dict[str, Any]
-"""Of one file: `format`, `episodes`, `steps`, `refused` and `path`, which is absolute and not in older ones."""
+"""Of one file: `format`, `episodes`, `steps`, `refused`; also, but not in older ones, `path`, which is absolute, and
+`asked`, a digest of how it was to be read."""
 
 
 class Ledger:
@@ -24,12 +25,23 @@ class Ledger:
     became of them, by the hash of the file.
 
     `again` is for an import that repeats what was imported: nothing is known then, and files are put down all the same.
+    `mapping` is the text of the mapping file that files are read by, and `begin` what is said of all their episodes.
     """
 
-    def __init__(self, store: ObjectStore, run: str, *, again: bool = False) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        run: str,
+        *,
+        again: bool = False,
+        mapping: str | None = None,
+        begin: Mapping[str, Any] | None = None,
+    ) -> None:
         self._store = store
         self._prefix = f"{_FOLDER}/{run}/"
         self._again = again
+        asked = json.dumps([mapping, begin or {}], sort_keys=True, default=repr)
+        self._asked = hashlib.sha256(asked.encode()).hexdigest()[:32]
 
     @cached_property
     def _files(self) -> list[tuple[str, Said]]:
@@ -60,6 +72,10 @@ class Ledger:
         """What was put down of a file with this hash; None where it was not imported whole."""
         return None if self._again else self._known.get(sha256)
 
+    def was_asked_otherwise(self, said: Said) -> bool:
+        """Whether the file was imported by another mapping, or with other things said of its episodes."""
+        return bool(said.get("asked", self._asked) != self._asked)
+
     def had_other_content(self, path: Path, sha256: str) -> bool:
         """Whether the run has episodes of a file that was at this path and had another hash. Also with `again`."""
         return bool(self._with_episodes.get(os.path.abspath(path), set()) - {sha256})
@@ -67,5 +83,6 @@ class Ledger:
     def put(self, files: Mapping[str, Said]) -> None:
         """Put files down, by their hash. What it says of a file never changes, so that the first of two may win."""
         if files:
-            data = json.dumps(files, sort_keys=True).encode()
+            told = {sha256: {**said, "asked": self._asked} for sha256, said in files.items()}
+            data = json.dumps(told, sort_keys=True).encode()
             self._store.put_if_absent(f"{self._prefix}{hashlib.sha256(data).hexdigest()[:32]}.json", data)

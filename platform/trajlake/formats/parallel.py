@@ -83,7 +83,7 @@ def import_tree(
     chosen = _format(job)
     check_begin(begin)
     files = list(files_of(paths))
-    ledger = Ledger(lake.store, run, again=again)
+    ledger = _ledger(lake, job)
     found: dict[Path, FileReport] = {}
     hashes = _not_known(files, chosen, ledger, found)
     wanted = _count(list(hashes), processes)
@@ -104,6 +104,11 @@ def _writer(lake: Lake, run: str) -> Writer:
 
 def _format(job: _Job) -> str | Format | None:
     return load_mapping(job.mapping) if job.mapping is not None else job.format
+
+
+def _ledger(lake: Lake, job: _Job) -> Ledger:
+    text = None if job.mapping is None else Path(job.mapping).read_text(encoding="utf-8")
+    return Ledger(lake.store, job.run, again=job.again, mapping=text, begin=job.begin)
 
 
 def _count(files: Sequence[Path], processes: int | None) -> int:
@@ -221,7 +226,7 @@ def _batches(hashes: Hashes, count: int) -> list[Hashes]:
 def _reader(lake: Lake, writer: Writer, job: _Job) -> Callable[[Hashes, Progress | None], ImportReport]:
     """Imports batches with the writer."""
     chosen = _format(job)
-    ledger = Ledger(lake.store, job.run, again=job.again)
+    ledger = _ledger(lake, job)
 
     def read(hashes: Hashes, on_progress: Progress | None) -> ImportReport:
         return import_files(

@@ -152,18 +152,46 @@ def test_a_file_that_grew_says_that_its_rows_are_in_twice(tree: Path, tmp_path: 
     assert notes("another") == {}
 
 
-def test_a_ledger_that_keeps_no_paths_knows_files_all_the_same(tree: Path, tmp_path: Path) -> None:
+def test_a_ledger_of_before_knows_files_all_the_same(tree: Path, tmp_path: Path) -> None:
     lake, file = trajlake.create(tmp_path / "lake"), tree / "a" / "1.jsonl"
     import_tree(lake, "r", [file])
     [info] = lake.store.list("imports/r/")
     said = json.loads(lake.store.get(info.key))
     for each in said.values():
-        del each["path"]
+        del each["path"], each["asked"]
     lake.store.delete(info.key)
     lake.store.put_if_absent(info.key, json.dumps(said).encode())
-    assert [each.already for each in import_tree(lake, "r", [file]).files] == [True]
+    found = import_tree(lake, "r", [file], begin={"policy_name": "new"}).files
+    assert [(each.already, each.notes) for each in found] == [(True, [])]
     file.write_text(json.dumps(row("new")))
     assert [(each.already, each.notes) for each in import_tree(lake, "r", [file]).files] == [(False, [])]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_is_said_of_files_that_are_in_says_that_it_changes_nothing(tmp_path: Path, processes: int) -> None:
+    lake, mapping = trajlake.create(tmp_path / "lake"), tmp_path / "m.toml"
+    files = [tmp_path / f"{name}.json" for name in "ab"]
+    for file in files:
+        file.write_text(json.dumps({"log": row(file.name)["messages"]}))
+
+    def notes(run: str = "r", text: str = "", **begin: Any) -> list[list[str]]:
+        mapping.write_text('name = "ours"\nmessages = "log"\n' + text)
+        report = import_tree(lake, run, files, mapping=mapping, begin=begin, processes=processes)  # type: ignore[arg-type]
+        return [file.notes for file in report.files]
+
+    assert notes(policy_name="a", tags={"x": "1", "y": "2"}) == [[], []]
+    assert notes(policy_name="a", tags={"y": "2", "x": "1"}) == [[], []]
+    for [note] in notes(policy_name="b") + notes(text='[episode]\ntask_id = "t"\n', policy_name="a"):
+        assert note.startswith("imported before with other --set or --mapping")
+        assert note.endswith("another --run takes it with these")
+    assert notes("another", policy_name="b") == [[], []]
+
+
+def test_a_format_that_is_named_as_it_was_found_is_the_same(tree: Path, tmp_path: Path) -> None:
+    lake, file = trajlake.create(tmp_path / "lake"), tree / "a" / "1.jsonl"
+    for format in (None, "openai-chat", None):
+        [report] = import_tree(lake, "r", [file], format=format).files
+        assert report.notes == []
 
 
 def test_a_mapping_reads_in_every_process(tmp_path: Path) -> None:
