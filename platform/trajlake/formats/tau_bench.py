@@ -9,7 +9,7 @@ import re
 from typing import Any, cast
 
 from trajlake.errors import FormatError
-from trajlake.formats.base import Format, Record, any_row, per_row, write_rows
+from trajlake.formats.base import Format, Record, any_row, fits_end, per_row, write_rows
 from trajlake.formats.chat import are_messages, chat_steps
 from trajlake.formats.messages import chat_messages
 from trajlake.formats.rebuild import episode_extra
@@ -39,6 +39,9 @@ def _record(value: Any, key: str) -> Record:
     if task_id is not None:
         begin["group_id"] = "/".join(["tau-bench", *([domain] if domain else []), str(task_id)])
     end = _outcome(rest.pop("reward", None), rest.get("info"))
+    # Rows that `_build` made say it where the reward says otherwise.
+    if "success" in rest and fits_end("success", rest["success"]):
+        end["success"] = rest.pop("success")
     if rest:
         begin["extra"] = rest
     return Record(key, cast(EpisodeFields, begin), steps, end)
@@ -50,14 +53,18 @@ def _outcome(reward: Any, info: Any) -> EndFields:
         if isinstance(reward, bool) or not isinstance(reward, (int, float)):
             raise FormatError("its `reward` is not a number")
         end["reward"] = reward
-        # tau-bench's own definition (`is_successful` in run.py), which is also False for NaN and for rewards above 1.
-        end["success"] = 1 - _TOLERANCE <= reward <= 1 + _TOLERANCE
+        end["success"] = _is_successful(reward)
     # A trial that raised is written with reward 0.0, no messages, and the exception in `info`.
     if isinstance(info, dict) and isinstance(info.get("error"), str):
         end["status"] = "failed"
         end["failure_stage"] = "other"
         end["failure_detail"] = info["error"]
     return end
+
+
+def _is_successful(reward: float) -> bool:
+    """tau-bench's own definition (in run.py), which is also False for NaN and for rewards above 1."""
+    return 1 - _TOLERANCE <= reward <= 1 + _TOLERANCE
 
 
 def _domain(steps: Any) -> str | None:
@@ -85,8 +92,11 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _build(trajectory: Trajectory) -> dict[str, Any]:
-    """The row of an episode from elsewhere."""
-    return {**_rebuild(trajectory), "info": {}}
+    """The row of an episode from elsewhere, with its `success` where tau-bench would take another from its reward."""
+    row = {**_rebuild(trajectory), "info": {}}
+    reward, success = row["reward"], trajectory.episode["success"]
+    read_back = None if reward is None else _is_successful(reward)
+    return row if success is read_back else {**row, "success": success}
 
 
 FORMAT = Format(

@@ -109,7 +109,7 @@ def made_rows(name: str) -> list[Any]:
     )
 
     rows: dict[str, list[Any]] = {
-        "tau-bench": [[test_rebuild.TAU_ROW, test_rebuild.TAU_ROW]],
+        "tau-bench": [[test_rebuild.TAU_ROW, {**test_rebuild.TAU_ROW, "success": None}]],
         "tau2-bench": [test_tau2_bench.results(test_tau2_bench.simulation(), test_tau2_bench.simulation(trial=3))],
         "intercode": [{"0": test_intercode.log(), "1": test_intercode.log()}, {"809": test_intercode.HUMAN}],
         "verifiers": [test_verifiers.row(), test_verifiers.row(completion="x", metrics={"a": 1})],

@@ -251,6 +251,29 @@ def test_calls_without_ids_get_some_and_their_results_find_them(imports: Imports
     assert (user["role"], last["role"], row["info"]) == ("user", "user", {})
 
 
+def test_tau_bench_keeps_verdicts_that_are_not_its_own(imports: Imports, tmp_path: Path) -> None:
+    said: list[tuple[float | None, bool | None]] = [
+        (reward, success) for reward in (None, 0.0, 0.5, 1.0, float("nan")) for success in (None, False, True)
+    ]
+
+    def record(writer: Any) -> None:
+        for number, (reward, success) in enumerate(said):
+            with writer.episode(episode_id=f"e{number:02}", task_id=number) as episode:
+                episode.step(message="x")
+                episode.end(reward=reward, success=success)
+
+    imports(record=record).export(tmp_path / "out", format="tau-bench")
+    written = {row["task_id"]: row.get("success", "as the reward says") for row in rows_of(tmp_path / "out")}
+    assert [written[number] for number in range(3, 6)] == [None, "as the reward says", True]
+    assert [written[number] for number in range(9, 12)] == [None, False, "as the reward says"]
+    again = imports(*exported(tmp_path / "out"))
+    found = again.query("SELECT task_id, success FROM episodes").rows()
+    assert {int(task): success for task, success in found} == {n: success for n, (_, success) in enumerate(said)}
+    again.export(tmp_path / "twice", format="tau-bench")
+    key = lambda row: row["task_id"]  # noqa: E731
+    assert sorted(rows_of(tmp_path / "twice"), key=key) == sorted(rows_of(tmp_path / "out"), key=key)
+
+
 def test_images_are_as_openai_has_them(imports: Imports, tmp_path: Path) -> None:
     def images(writer: Any) -> None:
         with writer.episode(episode_id="e") as episode:

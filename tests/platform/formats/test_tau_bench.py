@@ -82,6 +82,21 @@ def test_success_is_a_reward_of_one_as_tau_bench_defines_it(put: Any, text: str,
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize(("reward", "success"), [(0.5, True), (1.0, False), (1.0, None), (None, True)])
+def test_a_row_that_says_its_success_is_believed(put: Any, reward: float | None, success: bool | None) -> None:
+    found = record(put, reward=reward, success=success)
+    assert (found.end.get("reward"), found.end["success"]) == (reward, success)
+    assert found.begin["extra"] == {"info": row()["info"]}
+
+
+@pytest.mark.unit
+def test_a_success_that_is_no_verdict_stays_in_extra(put: Any) -> None:
+    found = record(put, success="partly")
+    assert found.end["success"] is True
+    assert found.begin["extra"] == {"info": row()["info"], "success": "partly"}
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize("changed", [{"reward": None}, {}])
 def test_a_row_without_a_reward_is_not_scored_and_not_judged(put: Any, changed: dict[str, Any]) -> None:
     content = row() | changed
