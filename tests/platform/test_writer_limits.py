@@ -340,6 +340,19 @@ def test_the_status_of_a_spool_says_who_writes_and_what_waits(outage, lake, tmp_
     assert sequences(lake.store) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
+@pytest.mark.parametrize("on_full", ["block", "drop_and_count"])
+def test_at_the_end_what_the_disk_refuses_goes_to_the_store(lake, monkeypatch, on_full):
+    def refuse(*_, **__):
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(spool._WholeFile, "append", refuse)
+    writer = Writer(lake.store, "run", "w", on_full=on_full)
+    record_episode(writer, 1)
+    report = writer.close()
+    assert (report.complete, report.dropped_events) == (True, 0)
+    assert sequences(lake.store) == list(range(5))
+
+
 @pytest.mark.parametrize(
     ("choices", "reason"),
     [

@@ -227,7 +227,8 @@ class Encoder:
             # that is larger goes there too where nothing else does, and the disk does not take it.
             memory = self._queue.held + size <= options.memory_bytes // 2
             memory_at_last = memory or self._queue.held == 0
-        spills = options.on_full == "spill"
+        # At the end nobody waits for a place any more, and what has none dies with the process.
+        spills = options.on_full == "spill" or not self._queue.accepting
         if options.durability == "memory":
             if memory or not (disk and spills):
                 return MemorySegment if memory_at_last else None
