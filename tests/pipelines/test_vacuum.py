@@ -24,10 +24,10 @@ from trajlake_pipelines.optimize import optimize
 pytestmark = pytest.mark.beam
 
 
-def age(lake, days=30):
+def age(lake, days=30, pattern="*"):
     """Everything was written long ago, as far as the file system knows."""
     then = time.time() - days * 86400
-    for path in Path(lake.uri).rglob("*"):
+    for path in Path(lake.uri).rglob(pattern):
         if path.is_file():
             os.utime(path, (then, then))
 
@@ -226,3 +226,73 @@ def test_what_was_replaced_goes(lake):
     assert all(file.bytes for file in report.files)
     assert_sound(lake)
     assert vacuum(lake, older_than_hours=0, force=True).files == []
+
+
+def test_a_snapshot_can_be_read_for_as_long_as_older_than_says_and_then_it_is_expired(lake):
+    """The log, too: it has a checkpoint after each ten versions."""
+    first = lake.snapshot()
+    for number in range(5, 20):
+        record(lake, [number], worker=f"w{number}")
+        compact(lake)
+    optimize(lake)
+    age(lake, 20, "_delta_log/*")
+    record(lake, [20], worker="w20")
+    compact(lake)
+    before = sorted(info.key for info in lake.store.list())
+    assert vacuum(lake, older_than_hours=30 * 24).files == []
+    assert sorted(info.key for info in lake.store.list()) == before
+    assert lake.snapshot(first.token).episode("e0003").steps == first.episode("e0003").steps
+    current = lake.snapshot()
+    listed = vacuum(lake, dry_run=True).files
+    assert sorted(info.key for info in lake.store.list()) == before
+    done = vacuum(lake).files
+    assert done == listed
+    assert sorted({*before} - {info.key for info in lake.store.list()}) == sorted(file.key for file in done)
+    logs = [file.key for file in done if file.reason == "it is the log of versions that have expired"]
+    assert {key.split("/")[0] for key in logs} == {"steps", "episodes", "segments"}
+    with pytest.raises(SnapshotExpired, match="no longer has snapshot .*: take a newer one"):
+        lake.snapshot(first.token)
+    assert lake.snapshot(current.token).episode("e0003").steps == current.episode("e0003").steps
+    assert_sound(lake)
+
+
+def test_files_that_left_before_the_retention_period_stay_for_as_long_as_older_than_says(lake, monkeypatch):
+    """By then the checkpoints of the table have forgotten them."""
+    first = lake.snapshot()
+    real = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: real() - 10 * 86400)
+        record(lake, [2], worker="w3", attempt=1, steps=4)
+        compact(lake)
+    age(lake, 40)
+    then = real() - 10 * 86400
+    for path in Path(lake.uri).glob("*/_delta_log/*2.json"):
+        os.utime(path, (then, then))
+    for number in range(5, 17):
+        record(lake, [number], worker=f"w{number}")
+        compact(lake)
+    vacuum(lake, older_than_hours=30 * 24)
+    assert len(lake.snapshot(first.token).episode("e0002").steps) == 3
+    vacuum(lake)
+    with pytest.raises(SnapshotExpired):
+        lake.snapshot(first.token).episode("e0002")
+    assert_sound(lake)
+
+
+def test_between_the_commits_of_a_change_that_was_left_the_newest_snapshot_can_be_read(lake, monkeypatch):
+    record(lake, range(5, 10), worker="w2")
+    compact(lake)
+    with monkeypatch.context() as patch:
+        crash_at(patch, "episodes", "before", module=optimize_job)
+        with pytest.raises(Crash):
+            optimize(lake)
+    vacuum(lake, older_than_hours=0, force=True)
+    assert len(lake.snapshot().episode("e0007").steps) == 3
+    optimize(lake)
+    assert_sound(lake)
+
+
+def test_a_lake_that_has_lost_a_table_is_damaged_and_not_to_be_made_again(lake):
+    shutil.rmtree(Path(lake.uri) / "episodes" / "_delta_log")
+    with pytest.raises(StoreError, match="is damaged: objects of episodes/_delta_log/ are gone; restore them"):
+        lake.snapshot()

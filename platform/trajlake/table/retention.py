@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -13,9 +13,14 @@ from deltalake import PostCommitHookProperties
 
 from trajlake.errors import ObjectMissing, UsageError
 from trajlake.lake import Lake
+from trajlake.storage import ObjectInfo
 from trajlake.table.id_index import IDS, plan_of
+from trajlake.table.log import Log
 from trajlake.table.tables import RETENTION_HOURS, delta_errors, open_table
 from trajlake_schemas import TABLES
+
+Objects = Mapping[str, Sequence[ObjectInfo]]
+"""What lies in the folder of each table."""
 
 LEAST_HOURS = 1.0  # a compaction or a reader that began before may still need younger files
 
@@ -45,7 +50,8 @@ def vacuum(
     lake: Lake, *, older_than_hours: float = RETENTION_HOURS, dry_run: bool = False, force: bool = False
 ) -> VacuumReport:
     """Remove files that left the tables, segments that were consumed, and the records of finished compactions, all
-    of them only where they are older than `older_than_hours`.
+    of them only where they are older than `older_than_hours`; and of the tables' logs what is older than that, and
+    than the retention period.
 
     Snapshots older than that can then no longer be read (SnapshotExpired). Raises UsageError for less than an hour
     unless `force`: that may take files from under readers and from a compaction that is going on.
@@ -57,23 +63,42 @@ def vacuum(
         )
     lake.check()
     finished = open_table(lake.store, "segments").transaction_version("compact") or 0
-    files = [*_left_tables(lake, older_than_hours, finished), *_consumed(lake, older_than_hours)]
+    objects = {name: list(lake.store.list(f"{name}/")) for name in TABLES}
+    files = [*_left_tables(lake, objects, older_than_hours, finished), *_consumed(lake, older_than_hours)]
     files += [*_signatures(lake, {file.key for file in files}), *_index(lake, older_than_hours, finished)]
+    files += _logs(lake, objects, older_than_hours)
     if not dry_run:
         for file in files:
             lake.store.delete(file.key)
-        for name in TABLES if older_than_hours <= RETENTION_HOURS else ():  # the log knows no other period than its own
-            with delta_errors(lake.store, name):
-                open_table(lake.store, name).cleanup_metadata()
     return VacuumReport(files, dry_run)
 
 
-def _left_tables(lake: Lake, hours: float, finished: int) -> list[VacuumedFile]:
+def _versions_since(lake: Lake, objects: Objects, hours: float) -> dict[str, int]:
+    """Of each table the oldest version that a snapshot needs which was the newest within these hours."""
+    moment = datetime.now(UTC) - timedelta(hours=hours)
+    logs = {name: Log.of(objects[name]) for name in TABLES}
+    versions = {name: log.version_at(moment) for name, log in logs.items()}
+    # Between the commits of a plan the snapshot still has the version of `steps` before, however long that lasts.
+    pinned = open_table(lake.store, "episodes", versions["episodes"]).transaction_version("steps") or 0
+    versions["steps"] = max(logs["steps"].oldest, min(pinned, versions["steps"]))
+    return versions
+
+
+def _logs(lake: Lake, objects: Objects, hours: float) -> Iterator[VacuumedFile]:
+    """Records of the logs that only versions need which are older than these hours and than the retention period:
+    a shorter time is for what takes room."""
+    for name, version in _versions_since(lake, objects, max(hours, RETENTION_HOURS)).items():
+        for info in Log.of(objects[name]).not_needed_from(version):
+            yield VacuumedFile(info.key, info.size, "it is the log of versions that have expired")
+
+
+def _left_tables(lake: Lake, objects: Objects, hours: float, finished: int) -> list[VacuumedFile]:
     """Files that no version within the retention needs. Those of a plan that is not finished are no part of a table
     yet, but whoever goes on with it commits them, even a month after it was left: they are spared."""
     found = []
+    versions = _versions_since(lake, objects, hours)
     for name in TABLES:
-        sizes = {info.key: info.size for info in lake.store.list(f"{name}/")}
+        sizes = {info.key: info.size for info in objects[name]}
         root = lake.store.location(name).rstrip("/") + "/"
         with delta_errors(lake.store, name):
             paths = open_table(lake.store, name).vacuum(
@@ -81,6 +106,8 @@ def _left_tables(lake: Lake, hours: float, finished: int) -> list[VacuumedFile]:
                 dry_run=True,  # deltalake could not spare any
                 enforce_retention_duration=False,
                 full=True,
+                # Delta's checkpoints forget what was removed before the retention period, however long `hours` is.
+                keep_versions=[versions[name]],
                 post_commithook_properties=PostCommitHookProperties(create_checkpoint=False),
             )
         # deltalake gives paths below the table, but the whole path of some files that an old version removed.

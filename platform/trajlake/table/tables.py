@@ -87,7 +87,8 @@ def read_marker(store: ObjectStore) -> LakeInfo:
 
 
 def open_table(store: ObjectStore, name: str, version: int | None = None) -> DeltaTable:
-    """One of `episodes`, `steps`, `segments`, at `version` or at its newest. Raises LakeMissing, StoreError."""
+    """One of `episodes`, `steps`, `segments`, at `version` or at its newest. Raises LakeMissing, and StoreError where
+    the lake has lost the table, or this version of it."""
     with delta_errors(store, name):
         return _Table(store.location(name), version=version, storage_options=store.storage_options())
 
@@ -109,6 +110,11 @@ def delta_errors(store: ObjectStore, name: str) -> Iterator[None]:
     try:
         yield
     except TableNotFoundError as error:
+        if store.stat(MARKER) is not None:  # `init` would refuse
+            raise StoreError(
+                f"{store.uri} is damaged: objects of {name}/_delta_log/ are gone; restore them from a backup or from "
+                "the bucket's versions"
+            ) from error
         raise LakeMissing(f"{store.uri} has no table {name}: run `trajlake --lake {store.uri} init`") from error
     except OSError as error:
         raise StoreUnavailable(f"table {name} of {store.uri}: {_last_line(error)}") from error
