@@ -86,6 +86,8 @@ def test_a_dry_run_says_which_episodes_what_holds_them_and_what_used_them(lake, 
 def test_vacuum_says_what_goes_and_why(lake):
     nothing = run(lake, "vacuum").stderr
     assert "nothing to remove: whatever is no longer needed is younger" in nothing
+    refused = run(lake, "vacuum", "--older-than", "2h", code=1).stderr
+    assert "2 hours are less than the retention period of 168" in refused
     dry = run(lake, "vacuum", "--older-than", "0s", "--force", "--dry-run").stderr
     assert "would be removed: " in dry
     assert "because its events are in the tables" in dry

@@ -49,7 +49,7 @@ def test_a_compaction_that_was_left_for_a_month_is_finished_after_a_vacuum(lake,
         with pytest.raises(Crash):
             compact(lake)
     age(lake)
-    vacuum(lake, older_than_hours=1)
+    vacuum(lake, older_than_hours=1, force=True)
     compact(lake)
     assert_sound(lake)
     assert len(lake.snapshot().episodes.collect()) == 10
@@ -64,7 +64,7 @@ def test_so_is_an_optimize(lake, monkeypatch, table):
         with pytest.raises(Crash):
             optimize(lake)
     age(lake)
-    vacuum(lake, older_than_hours=1)
+    vacuum(lake, older_than_hours=1, force=True)
     record(lake, range(10, 12), worker="w4")
     compact(lake)
     assert_sound(lake)
@@ -77,7 +77,7 @@ def test_segments_of_episodes_that_have_not_ended_are_spared(lake):
         writer.flush()
         compact(lake)
         age(lake)
-        vacuum(lake, older_than_hours=1)
+        vacuum(lake, older_than_hours=1, force=True)
         episode.end(reward=1.0)
     compact(lake)
     assert lake.snapshot().episode("e0050").episode["n_steps"] == 3
@@ -151,10 +151,14 @@ def test_scores_of_an_episode_that_never_comes_wait_as_long_and_cost_no_compacti
     assert_waits_for_a_week(lake, "judge", monkeypatch)
 
 
-def test_less_than_an_hour_is_refused_unless_it_is_forced(lake):
+@pytest.mark.parametrize("hours", [0, 0.9, 2, 167.9])
+def test_less_than_the_retention_period_is_refused_unless_it_is_forced(lake, hours):
     before = sorted(info.key for info in lake.store.list())
-    with pytest.raises(UsageError, match="would take files from under readers and running compactions"):
-        vacuum(lake, older_than_hours=0.9)
+    with pytest.raises(
+        UsageError, match="less than the retention period of 168.*; give at least 168 hours, or force it"
+    ):
+        vacuum(lake, older_than_hours=hours)
+    assert vacuum(lake, older_than_hours=168).files == []
     listed = vacuum(lake, older_than_hours=0, force=True, dry_run=True).files
     assert sorted(info.key for info in lake.store.list()) == before
     assert vacuum(lake, older_than_hours=0, force=True).files == listed

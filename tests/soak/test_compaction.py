@@ -58,7 +58,11 @@ def repeat(start, seconds, uri, what, folder):
     from trajlake.table.retention import vacuum
     from trajlake_pipelines.optimize import optimize
 
-    work = {"compact": compact, "optimize": optimize, "vacuum": lambda lake: vacuum(lake, older_than_hours=1)}[what]
+    work = {
+        "compact": compact,
+        "optimize": optimize,
+        "vacuum": lambda lake: vacuum(lake, older_than_hours=1, force=True),
+    }[what]
     lake = trajlake.connect(uri)
     done, errors = 0, []
     until = begin(start) + seconds

@@ -22,9 +22,7 @@ from trajlake_cli.text import count
     help="Keep what a snapshot of this age may still read: 36h, 7d, 4w.",
 )
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed, and why.")
-@click.option(
-    "--force", is_flag=True, help="Allow less than an hour: readers and compactions that are going on may break."
-)
+@click.option("--force", is_flag=True, help="Allow less than the retention period of 7 days; open readers may break.")
 @output_option()
 @pass_session
 def command(session: Session, older_than: float, dry_run: bool, force: bool, output: Output) -> None:

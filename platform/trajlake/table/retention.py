@@ -22,8 +22,6 @@ from trajlake_schemas import TABLES
 Objects = Mapping[str, Sequence[ObjectInfo]]
 """What lies in the folder of each table."""
 
-LEAST_HOURS = 1.0  # a compaction or a reader that began before may still need younger files
-
 
 @dataclass(frozen=True)
 class VacuumedFile:
@@ -53,13 +51,15 @@ def vacuum(
     of them only where they are older than `older_than_hours`; and of the tables' logs what is older than that, and
     than the retention period.
 
-    Snapshots older than that can then no longer be read (SnapshotExpired). Raises UsageError for less than an hour
-    unless `force`: that may take files from under readers and from a compaction that is going on.
+    Snapshots older than that can then no longer be read (SnapshotExpired). Raises UsageError for less than the
+    retention period unless `force`: that may take files from under readers, and what is less than an hour also from
+    under a compaction that is going on.
     """
-    if older_than_hours < LEAST_HOURS and not force:
+    if older_than_hours < RETENTION_HOURS and not force:
         raise UsageError(
-            f"{older_than_hours:.3g} hours would take files from under readers and running compactions; "
-            f"give at least {LEAST_HOURS:g}, or force it while nothing else uses the lake"
+            f"{older_than_hours:.4g} hours are less than the retention period of {RETENTION_HOURS}, and would take "
+            f"files from under readers and running compactions; give at least {RETENTION_HOURS} hours, or force it "
+            "while nothing else uses the lake"
         )
     lake.check()
     finished = open_table(lake.store, "segments").transaction_version("compact") or 0
