@@ -239,6 +239,19 @@ def test_filters_and_strategies_hold_for_what_landed_too(lake):
         live(lake, "prioritized", priority="-1.0 - n_steps").take(1, timeout=1)
 
 
+@pytest.mark.parametrize("wrong", [[float("nan"), 1.0], [-1.0, 1.0], [1.0], [1.0, "high"]])
+def test_an_update_of_priorities_that_is_refused_changes_nothing(lake, wrong):
+    record(lake, range(4))
+    drawn = live(lake, "prioritized", priority="n_steps")
+    samples = drawn.take(2)
+    before = drawn.state_dict()
+    with pytest.raises(UsageError, match="priorities"):
+        drawn.update_priorities(samples, wrong)
+    assert drawn.state_dict() == before
+    record(lake, [4], worker="x")
+    assert len(drawn.take(5, timeout=60)) == 5
+
+
 def test_groups_wait_until_they_are_complete(lake):
     with lake.writer(run="run", worker="w") as writer:
 

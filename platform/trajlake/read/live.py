@@ -24,6 +24,7 @@ from trajlake.read.flow import MinSize, RateLimiter
 from trajlake.read.items import NothingFits, Pieces
 from trajlake.read.landing import Landed, LandingTail
 from trajlake.read.population import Recipe, columns_of, population, rows_of
+from trajlake.read.prioritized import checked
 from trajlake.read.sampler import Sample, Sampler
 from trajlake.read.tags import filtered
 from trajlake.table.rewrite import LATE, add_late
@@ -293,11 +294,12 @@ class LiveSampler:
         self._samples += len(draws)
         return samples, sampler.population.rows[draws.pieces.row], draws.pieces
 
-    def update_priorities(self, drawn: Iterable[Sample], priorities: Sequence[float]) -> None:
-        """Set the priorities of episodes that were drawn. Raises UsageError."""
+    def update_priorities(self, drawn: Iterable[Sample], priorities: Sequence[float] | np.ndarray[Any, Any]) -> None:
+        """Set the priorities of episodes that were drawn. Raises UsageError, and then nothing is changed."""
         if self.recipe.strategy.name != "prioritized":
             raise UsageError("this strategy has no priorities to update: use prioritized")
-        values = dict(zip([sample.episode_id for sample in drawn], map(float, priorities), strict=True))
+        ids = [sample.episode_id for sample in drawn]
+        values = dict(zip(ids, checked(priorities, len(ids)).tolist(), strict=True))
         self._priorities.update(values)
         if self._inner is not None:
             self._set_priorities(self._inner, values)

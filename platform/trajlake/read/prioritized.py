@@ -89,12 +89,9 @@ class PriorityDrawer:
             return beta
         return np.minimum(1.0, beta + (1.0 - beta) * np.arange(first, first + count) / anneal)
 
-    def update(self, items: Indexes, priorities: Floats) -> None:
-        """Set priorities; of several for one item the last counts. Raises UsageError."""
-        if len(items) != len(priorities):
-            raise UsageError(f"{len(items)} items and {len(priorities)} priorities: give one for each")
-        if len(items) and not (np.isfinite(priorities).all() and (priorities >= 0).all()):
-            raise UsageError("priorities must be 0 or more and finite")
+    def update(self, items: Indexes, priorities: Any) -> None:
+        """Set priorities; of several for one item the last counts. Raises UsageError, and then nothing is changed."""
+        priorities = checked(priorities, len(items))
         self._changed.update(zip(items.tolist(), priorities.tolist(), strict=True))
         _, last = np.unique(items[::-1], return_index=True)
         chosen = len(items) - 1 - last
@@ -113,6 +110,19 @@ class PriorityDrawer:
     def load(self, state: dict[str, Any]) -> None:
         """Only for a drawer to which nothing was done yet."""
         self.update(unpack(state["items"], np.int64), unpack(state["priorities"], np.float64))
+
+
+def checked(priorities: Any, count: int) -> Floats:
+    """`count` priorities as an array. Raises UsageError for those that cannot be priorities."""
+    try:
+        values = np.asarray(priorities, np.float64)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"priorities must be numbers: {error}") from error
+    if values.shape != (count,):
+        raise UsageError(f"{count} items and priorities of shape {values.shape}: give one for each")
+    if not (np.isfinite(values).all() and (values >= 0).all()):
+        raise UsageError("priorities must be 0 or more and finite")
+    return values
 
 
 def pack(values: np.ndarray[Any, Any]) -> str:

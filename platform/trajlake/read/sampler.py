@@ -190,9 +190,9 @@ class Sampler:
         items = drawn.item if isinstance(drawn, Draws) else np.array([sample.item for sample in drawn], np.int64)
         if len(items) and not 0 <= items.min() <= items.max() < len(self):
             raise UsageError("these samples are of another sampler")
-        self.set_priorities(items, np.asarray(priorities, np.float64))
+        self.set_priorities(items, priorities)
 
-    def set_priorities(self, items: Indexes, priorities: Floats) -> None:
+    def set_priorities(self, items: Indexes, priorities: Sequence[float] | np.ndarray[Any, Any]) -> None:
         """`update_priorities` by the numbers of items."""
         self._walk.update(items, priorities)
 

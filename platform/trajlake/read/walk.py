@@ -78,7 +78,7 @@ class Walk:
         self.position += len(items)
         return Steps(items, probability, weight, times.astype(np.int64))
 
-    def update(self, items: Indexes, priorities: Floats) -> None:
+    def update(self, items: Indexes, priorities: Any) -> None:
         """Set priorities. Raises UsageError where the strategy has none."""
         if not isinstance(self.drawer, PriorityDrawer):
             raise UsageError("this strategy has no priorities to update: use prioritized")
