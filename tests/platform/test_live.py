@@ -252,6 +252,44 @@ def test_an_update_of_priorities_that_is_refused_changes_nothing(lake, wrong):
     assert len(drawn.take(5, timeout=60)) == 5
 
 
+def record_priorities(lake, priorities, worker):
+    """An episode for each, with it as its reward."""
+    with lake.writer(run="run", worker=worker) as writer:
+        for number, priority in enumerate(priorities):
+            with writer.episode(episode_id=f"{worker}{number}") as episode:
+                episode.step(message="x")
+                episode.end(reward=priority)
+
+
+def test_what_has_priority_0_is_waited_for_and_not_counted(lake):
+    record_priorities(lake, [0.0] * 2 + [1.0] * 8, "a")
+    drawn = live(lake, "prioritized", max_times_sampled=1)
+    with pytest.raises(TimeoutError, match=r"0 samples were drawn, 8 can be drawn"):
+        drawn.take(10, timeout=0.1)
+    assert len(set(ids(drawn.take(8)))) == 8
+    with pytest.raises(TimeoutError, match=r"0 can be drawn"):
+        drawn.take(1, timeout=0.1)
+    record_priorities(lake, [2.0], "b")
+    assert ids(drawn.take(1, timeout=60)) == ["b0"]
+
+
+@pytest.mark.parametrize("most", [None, 1])
+def test_a_live_draw_waits_for_the_first_episode_that_has_a_priority(lake, most):
+    record_priorities(lake, [0.0] * 3, "a")
+    drawn = live(lake, "prioritized", max_times_sampled=most)
+    with pytest.raises(TimeoutError, match=r"3 episodes, 0 samples were drawn, 0 can be drawn"):
+        drawn.take(1, timeout=0.1)
+    record_priorities(lake, [1.0], "b")
+    (sample,) = drawn.take(1, timeout=60)
+    assert sample.episode_id == "b0"
+    drawn.update_priorities([sample], [0.0])
+    with pytest.raises(TimeoutError):
+        drawn.take(1, timeout=0.1)
+    if most is None:
+        drawn.update_priorities([sample], [1.0])
+        assert ids(drawn.take(2, timeout=60)) == ["b0", "b0"]
+
+
 def test_groups_wait_until_they_are_complete(lake):
     with lake.writer(run="run", worker="w") as writer:
 

@@ -90,6 +90,14 @@ class _Band:
         items = self._order[firsts + below(words(self._seed, first, count), sizes)]
         return Drawn(items, 1.0 / sizes, np.ones(count))
 
+    def chances(self) -> Floats:
+        """Where the band moves: at its beginning."""
+        firsts, ends = self._ranges(*self.band(np.zeros(1, np.int64)))
+        within = slice(int(firsts[0]), int(ends[0]))
+        found = np.zeros(len(self._order))
+        found[self._order[within]] = 1.0 / (within.stop - within.start)
+        return found
+
     def band(self, steps: Indexes) -> tuple[Floats, Floats]:
         """The lowest and the highest pass rate at each step."""
         at, low, high = (np.array(values, np.float64) for values in zip(*self._strategy.stages, strict=True))

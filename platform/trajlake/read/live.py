@@ -235,7 +235,7 @@ class LiveSampler:
             self._refresh()
             if self.limiter.can_sample(self.inserts, self._samples, count):
                 sampler = self._sampler()
-                left = 0.0 if sampler is None else self._left(sampler)
+                left = 0.0 if sampler is None else sampler.left
                 if sampler is not None and left >= count:
                     return self._drawn(sampler, count)
                 reasons = ", ".join(f"{number} {reason}" for reason, number in self._left_out.items())
@@ -248,10 +248,6 @@ class LiveSampler:
                     f"{self._samples} samples were drawn, {waits}"
                 )
             time.sleep(min(0.05, self._poll_seconds))
-
-    def _left(self, sampler: Sampler) -> float:
-        """How many draws are certain without further episodes."""
-        return len(sampler) - sampler.position if self.recipe.max_times_sampled is not None else float("inf")
 
     def _refresh(self) -> None:
         if time.monotonic() - self._polled < self._poll_seconds:

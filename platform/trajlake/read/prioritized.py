@@ -97,6 +97,10 @@ class PriorityDrawer:
         chosen = len(items) - 1 - last
         self._tree.set(items[chosen], self._raised(priorities[chosen]))
 
+    def chances(self) -> Floats:
+        values = self._tree.values(np.arange(self._size))
+        return values / self._tree.total if self._tree.total > 0 else values
+
     def chance_of(self, items: Indexes) -> float:
         """The probability that the next draw is one of these."""
         return float(self._tree.values(items).sum()) / self._tree.total if self._tree.total > 0 else 1.0

@@ -114,6 +114,11 @@ class Sampler:
         """Positions of the single reader's sequence that are behind this reader."""
         return self._walk.position
 
+    @property
+    def left(self) -> float:
+        """How many more draws there are for all readers, unless priorities change; infinity where there is no end."""
+        return self._walk.left()
+
     # -- drawing ---------------------------------------------------------------------------------------------
 
     def draw(self, count: int) -> Draws:

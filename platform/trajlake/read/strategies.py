@@ -45,6 +45,10 @@ class Drawer(Protocol):
 
     def draw(self, first: int, count: int) -> Drawn: ...
 
+    def chances(self) -> Floats:
+        """The probability of each item at the next draw; an item of 0 never comes."""
+        ...
+
 
 class Strategy:
     """The base of all. Subclasses are frozen dataclasses whose fields are the options."""
@@ -101,6 +105,9 @@ class _Even:
     def draw(self, first: int, count: int) -> Drawn:
         return certain(below(words(self._seed, first, count), self._size), 1.0 / self._size)
 
+    def chances(self) -> Floats:
+        return np.full(self._size, 1.0 / self._size)
+
 
 def certain(items: Indexes, probability: float) -> Drawn:
     """Draws that all have the same probability and need no correction."""
@@ -133,6 +140,9 @@ class Shuffled:
 
     def draw(self, first: int, count: int) -> Drawn:
         return certain(shuffled(self._seed, first, count, self._size), 1.0 / self._size)
+
+    def chances(self) -> Floats:
+        return np.full(self._size, 1.0 / self._size)
 
 
 # -- by age -------------------------------------------------------------------------------------------------------
@@ -176,6 +186,9 @@ class _InOrder:
     def draw(self, first: int, count: int) -> Drawn:
         return certain(self._order[first : first + count], 1.0)
 
+    def chances(self) -> Floats:
+        return np.full(len(self._order), 1.0 / len(self._order))
+
 
 @dataclass(frozen=True)
 class Recency(Strategy):
@@ -215,12 +228,15 @@ class _Weighted:
     def __init__(self, seed: int, weights: Floats) -> None:
         self._seed = seed
         self._ends = np.cumsum(weights)
-        self._chances = weights / self._ends[-1]
+        self._chances: Floats = weights / self._ends[-1]
 
     def draw(self, first: int, count: int) -> Drawn:
         masses = fractions(words(self._seed, first, count)) * self._ends[-1]
         items = np.minimum(np.searchsorted(self._ends, masses, side="right"), len(self._ends) - 1)
         return Drawn(items, self._chances[items], np.ones(count))
+
+    def chances(self) -> Floats:
+        return self._chances
 
 
 # -- strata -------------------------------------------------------------------------------------------------------
@@ -281,6 +297,11 @@ class _Strata:
         within = below(words(self._seed, first, count), self._counts[chosen])
         items = self._order[self._firsts[chosen] + within]
         return Drawn(items, self._ratios[chosen] / self._counts[chosen], np.ones(count))
+
+    def chances(self) -> Floats:
+        found = np.empty(len(self._order))
+        found[self._order] = np.repeat(self._ratios / self._counts, self._counts)
+        return found
 
 
 # -- groups -------------------------------------------------------------------------------------------------------

@@ -78,6 +78,14 @@ class Walk:
         self.position += len(items)
         return Steps(items, probability, weight, times.astype(np.int64))
 
+    def left(self) -> float:
+        """How many more steps are certain, whatever comes; infinity where there is no end."""
+        drawable = self.drawer.chances() > 0
+        ends = np.inf if self.drawer.length is None else float(self.drawer.length - self._draws)
+        if self._most is not None:
+            ends = min(ends, float((self._most - self._counts[drawable]).sum()))
+        return ends if drawable.any() else 0.0
+
     def update(self, items: Indexes, priorities: Any) -> None:
         """Set priorities. Raises UsageError where the strategy has none."""
         if not isinstance(self.drawer, PriorityDrawer):
