@@ -252,6 +252,50 @@ def test_an_update_of_priorities_that_is_refused_changes_nothing(lake, wrong):
     assert len(drawn.take(5, timeout=60)) == 5
 
 
+@pytest.mark.parametrize("strategy", ["uniform", "fifo", "prioritized"])
+@pytest.mark.parametrize(("most", "sizes"), [(2, [4, 4, 4, 8]), (3, [20, 10]), (3, [30]), (2, [9, 9, 2])])
+def test_every_episode_comes_as_often_as_it_may_however_draws_are_cut(lake, strategy, most, sizes):
+    record(lake, range(10))
+    options = {"priority": "1 + reward"} if strategy == "prioritized" else {}
+    drawn = live(lake, strategy, max_times_sampled=most, **options)
+    batches = [drawn.batch(size, timeout=60) for size in sizes]
+    samples = [sample for batch in batches for sample in batch.samples]
+    assert [len(batch) for batch in batches] == sizes
+    assert [sample.position for sample in samples] == list(range(sum(sizes)))
+    assert Counter(ids(samples)) == {f"e{number:04d}": most for number in range(10)}
+    for batch in batches:
+        assert [each.episode_id for each in batch] == ids(batch.samples)
+        assert batch.draws == len(batch)
+        assert all(step["episode_id"] == each.episode_id for each in batch for step in each.steps)
+    with pytest.raises(TimeoutError, match="0 can be drawn; left out: 10 drawn as often as they may be"):
+        drawn.take(1, timeout=0.1)
+
+
+def test_nothing_is_drawn_where_all_generations_have_too_little(lake):
+    record(lake, range(5))
+    drawn = live(lake, "uniform", max_times_sampled=2)
+    assert len(drawn.take(3)) == 3
+    before = drawn.state_dict()["times_sampled"]
+    with pytest.raises(TimeoutError, match="3 samples were drawn, 7 can be drawn"):
+        drawn.take(8, timeout=0.1)
+    assert drawn.state_dict()["times_sampled"] == before
+    resumed = live(lake, "uniform", max_times_sampled=2)
+    resumed.load_state_dict(json.loads(json.dumps(drawn.state_dict())))
+    assert set(Counter(ids(resumed.take(7, timeout=60))).values()) <= {1, 2}
+
+
+def test_groups_are_drawn_again_after_all_of_them_were(lake):
+    with lake.writer(run="run", worker="w") as writer:
+        for number in range(6):
+            with writer.episode(group_id=f"g{number // 2}") as episode:
+                episode.step(message="x")
+                episode.end(reward=float(number % 2))
+    batch = live(lake, "group", max_times_sampled=2).batch(6, timeout=60)
+    assert batch.draws == 6
+    assert Counter(sample.group_id for sample in batch.samples) == {"g0": 4, "g1": 4, "g2": 4}
+    assert Counter(sample.position for sample in batch.samples) == dict.fromkeys(range(6), 2)
+
+
 def record_priorities(lake, priorities, worker):
     """An episode for each, with it as its reward."""
     with lake.writer(run="run", worker=worker) as writer:

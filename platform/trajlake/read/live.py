@@ -9,6 +9,7 @@ state still says what was drawn, and a resumed trainer goes on without repeating
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -188,7 +189,8 @@ class LiveSampler:
         self._priorities: dict[str, float] = {}
         self._generation = 0
         self._samples = 0
-        self._inner: Sampler | None = None
+        self._ahead: list[Sampler] = []  # the generation that is drawn from, and those that were made to come after it
+        self._no_more = False  # whether a further one would have nothing
         self._left_out: dict[str, int] = {}
         self._stale = True
         self._counted: tuple[pl.DataFrame | None, int] = (None, 0)
@@ -234,10 +236,9 @@ class LiveSampler:
         while True:
             self._refresh()
             if self.limiter.can_sample(self.inserts, self._samples, count):
-                sampler = self._sampler()
-                left = 0.0 if sampler is None else sampler.left
-                if sampler is not None and left >= count:
-                    return self._drawn(sampler, count)
+                left = self._look_ahead(count)
+                if left >= count:
+                    return self._drawn(count)
                 reasons = ", ".join(f"{number} {reason}" for reason, number in self._left_out.items())
                 waits = f"{left:g} can be drawn" + (f"; left out: {reasons}" if reasons else "")
             else:
@@ -255,40 +256,69 @@ class LiveSampler:
         self._stale |= self._view.refresh()
         self._polled = time.monotonic()
 
-    def _sampler(self) -> Sampler | None:
-        """A sampler over what may be drawn now; None where that is nothing."""
+    def _look_ahead(self, count: int) -> float:
+        """Make generations until `count` draws are certain; how many are, which is less where there is nothing more."""
+        if self._stale:
+            self._stale, self._ahead, self._no_more = False, [], False
+        left = sum(sampler.left for sampler in self._ahead)
+        while left < count and not self._no_more:
+            sampler = self._next_generation()
+            if sampler is None or not sampler.left:
+                self._no_more = True
+            else:
+                self._ahead.append(sampler)
+                left += sampler.left
+        return left
+
+    def _next_generation(self) -> Sampler | None:
+        """A sampler over what may be drawn after all that is ahead was; None where that is nothing."""
         most = self.recipe.max_times_sampled
-        used_up = most is not None and self._inner is not None and self._inner.position >= len(self._inner)
-        if not self._stale and not used_up:
-            return self._inner
-        rows = self._view.rows(self.recipe)
-        spent = [] if most is None else [episode_id for episode_id, times in self._times.items() if times >= most]
-        self._stale, self._inner = False, None
+        if most is None and self._ahead:
+            return None
+        times = Counter(self._times)
+        for sampler in self._ahead:
+            times.update(sampler.may_come())
+        spent = [] if most is None else [episode_id for episode_id, drawn in times.items() if drawn >= most]
+        left_out = {}
         try:
             seed = int(words(self.recipe.seed, self._generation, 1, stream=2)[0] >> np.uint64(1))
             # One generation draws each at most once more; the count over all of them is kept here.
             once = None if most is None else 1
             recipe = replace(self.recipe, seed=seed, max_times_sampled=once)
-            drawable = population(rows, recipe, spent)
-            self._left_out = drawable.left_out
+            drawable = population(self._view.rows(self.recipe), recipe, spent)
+            left_out = drawable.left_out
             sampler = Sampler(self._view, drawable, recipe)
         except NothingFits as error:
-            self._left_out = error.left_out or self._left_out
+            left_out = error.left_out or left_out
             return None
+        finally:
+            if not self._ahead:
+                self._left_out = left_out or self._left_out
         self._generation += 1
-        self._inner = sampler
-        self._set_priorities(sampler)
+        self._set_priorities(sampler, self._priorities)
         return sampler
 
-    def _drawn(self, sampler: Sampler, count: int) -> tuple[list[Sample], pl.DataFrame, Pieces]:
-        draws = sampler.draw(count)
-        first = self._samples - int(draws.position[0])
-        samples = []
-        for sample in sampler.samples(draws):
-            times = self._times[sample.episode_id] = self._times.get(sample.episode_id, 0) + 1
-            samples.append(replace(sample, position=first + sample.position, times_sampled=times))
-        self._samples += len(draws)
-        return samples, sampler.population.rows[draws.pieces.row], draws.pieces
+    def _drawn(self, count: int) -> tuple[list[Sample], pl.DataFrame, Pieces]:
+        samples: list[Sample] = []
+        rows, pieces = [], []
+        missing = count
+        while missing:
+            sampler = self._ahead[0]
+            draws = sampler.draw(missing)
+            first = self._samples - int(draws.position[0])
+            for sample in sampler.samples(draws):
+                times = self._times[sample.episode_id] = self._times.get(sample.episode_id, 0) + 1
+                samples.append(replace(sample, position=first + sample.position, times_sampled=times))
+            rows.append(sampler.population.rows[draws.pieces.row])
+            pieces.append(replace(draws.pieces, draw=draws.pieces.draw + (count - missing)))
+            self._samples += len(draws)
+            missing -= len(draws)
+            if not sampler.left:
+                del self._ahead[0]
+                self._no_more = False
+        names = Pieces.__dataclass_fields__
+        together = Pieces(*(np.concatenate([getattr(each, name) for each in pieces]) for name in names))
+        return samples, pl.concat(rows), together
 
     def update_priorities(self, drawn: Iterable[Sample], priorities: Sequence[float] | np.ndarray[Any, Any]) -> None:
         """Set the priorities of episodes that were drawn. Raises UsageError, and then nothing is changed."""
@@ -297,11 +327,12 @@ class LiveSampler:
         ids = [sample.episode_id for sample in drawn]
         values = dict(zip(ids, checked(priorities, len(ids)).tolist(), strict=True))
         self._priorities.update(values)
-        if self._inner is not None:
-            self._set_priorities(self._inner, values)
+        for sampler in self._ahead[:1]:
+            self._set_priorities(sampler, values)
+        # What comes after it depends on what can be drawn from it.
+        self._ahead, self._no_more = self._ahead[:1], False
 
-    def _set_priorities(self, sampler: Sampler, values: dict[str, float] | None = None) -> None:
-        values = self._priorities if values is None else values
+    def _set_priorities(self, sampler: Sampler, values: dict[str, float]) -> None:
         if values:
             ids = sampler.population.rows["episode_id"]
             rows = ids.is_in(list(values)).arg_true().to_numpy().astype(np.int64)

@@ -119,6 +119,11 @@ class Sampler:
         """How many more draws there are for all readers, unless priorities change; infinity where there is no end."""
         return self._walk.left()
 
+    def may_come(self) -> list[str]:
+        """The ids of the episodes that can still be drawn."""
+        rows = self._items.pieces(self._walk.may_come()).row
+        return self.population.rows["episode_id"].gather(np.unique(rows)).to_list()
+
     # -- drawing ---------------------------------------------------------------------------------------------
 
     def draw(self, count: int) -> Draws:

@@ -80,11 +80,18 @@ class Walk:
 
     def left(self) -> float:
         """How many more steps are certain, whatever comes; infinity where there is no end."""
-        drawable = self.drawer.chances() > 0
+        items = self.may_come()
         ends = np.inf if self.drawer.length is None else float(self.drawer.length - self._draws)
         if self._most is not None:
-            ends = min(ends, float((self._most - self._counts[drawable]).sum()))
-        return ends if drawable.any() else 0.0
+            ends = min(ends, float((self._most - self._counts[items]).sum()))
+        return ends if len(items) else 0.0
+
+    def may_come(self) -> Indexes:
+        """The items that have a chance and have not come as often as they may."""
+        drawable = self.drawer.chances() > 0
+        if self._most is not None:
+            drawable &= self._counts < self._most
+        return np.flatnonzero(drawable)
 
     def update(self, items: Indexes, priorities: Any) -> None:
         """Set priorities. Raises UsageError where the strategy has none."""
