@@ -317,6 +317,17 @@ def test_what_has_priority_0_is_waited_for_and_not_counted(lake):
     assert ids(drawn.take(1, timeout=60)) == ["b0"]
 
 
+def test_a_new_episode_without_a_priority_has_the_highest_that_was_set(lake):
+    record_priorities(lake, [1.0] * 3, "a")
+    drawn = live(lake, "prioritized", alpha=1.0)
+    samples = drawn.take(100)
+    drawn.update_priorities(samples, [1000.0 if sample.episode_id == "a0" else 1.0 for sample in samples])
+    record_priorities(lake, [None], "b")
+    assert len({sample.episode_id for sample in samples}) == 3
+    chances = {sample.episode_id: sample.probability for sample in drawn.take(100)}
+    assert chances["b0"] == chances["a0"] == pytest.approx(1000 / 2002)
+
+
 @pytest.mark.parametrize("most", [None, 1])
 def test_a_live_draw_waits_for_the_first_episode_that_has_a_priority(lake, most):
     record_priorities(lake, [0.0] * 3, "a")

@@ -194,6 +194,38 @@ def test_priorities_by_expression_and_those_that_are_missing():
         sampler().update_priorities([], [])
 
 
+def test_what_has_no_priority_has_the_highest_of_those_that_are_current():
+    rewards = [None, float("nan"), 1.0, *([2.0] * 9)]
+    drawn = sampler("prioritized", episodes(reward=rewards), options={"alpha": 1.0}, seed=1)
+
+    def expect(*priorities):
+        chances = np.array(priorities) / sum(priorities)
+        resumed = sampler("prioritized", episodes(reward=rewards), options={"alpha": 1.0}, seed=1)
+        resumed.load_state_dict(json.loads(json.dumps(drawn.state_dict())))
+        draws = drawn.draw(20_000)
+        assert_fits(draws, chances)
+        again = resumed.draw(20_000)
+        assert np.array_equal(again.item, draws.item)
+        assert np.array_equal(again.probability, draws.probability)
+
+    def update(items, priorities):
+        drawn.set_priorities(np.array(items), priorities)
+
+    expect(2, 2, 1, *[2] * 9)
+    update([2], [8.0])
+    expect(8, 8, 8, *[2] * 9)
+    update([0, 2], [0.5, 4.0])  # the first is known now; the highest has fallen
+    expect(0.5, 4, 4, *[2] * 9)
+    update([0, *range(3, 12)], [0.0] * 10)
+    expect(0, 4, 4, *[0] * 9)
+    update([2], [0.0])  # a new one is drawn where nothing else can be
+    assert set(drawn.draw(100).item.tolist()) == {1}
+    update([1], [0.0])
+    assert drawn.left == 0
+    nothing_known = sampler("prioritized", episodes(reward=[None] * 12), seed=1)
+    assert_fits(nothing_known.draw(20_000), np.full(12, 1 / 12))
+
+
 def test_the_weights_exponent_rises_to_one():
     drawn = sampler("prioritized", options={"priority": "reward + 1", "alpha": 1, "beta": 0.0, "anneal": 1000})
     draws = drawn.draw(2000)

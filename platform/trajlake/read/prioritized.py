@@ -27,8 +27,8 @@ _TOP_LEVELS = 12  # of a sum tree, that a binary search in 4,096 sums replaces
 @dataclass(frozen=True)
 class Prioritized(Strategy):
     """Items by `priority` to the power `alpha`: a numeric column or an SQL expression such as `abs(reward - 0.5)`, and
-    later what the trainer sets. An item without one has the highest priority of all, as new transitions have in the
-    paper; 0 is never drawn.
+    later what the trainer sets. An item without one has the highest of all current priorities, what was set included
+    (as new transitions in the paper, algorithm 1), or 1 where none is above 0; 0 is never drawn.
 
     The importance weights' `beta` rises to 1 over the first `anneal` positions (0: it stays).
     """
@@ -55,12 +55,11 @@ class Prioritized(Strategy):
             raise UsageError(
                 f"priority {self.priority} is negative or infinite for {wrong} items: give e.g. abs({self.priority})"
             )
-        highest = np.nanmax(values) if not np.isnan(values).all() else 1.0
-        return PriorityDrawer(self, seed, np.where(np.isnan(values), highest, values))
+        return PriorityDrawer(self, seed, values)
 
 
 class PriorityDrawer:
-    """Draws by a sum tree; `update` changes priorities."""
+    """Draws by a sum tree; `update` changes priorities. One that is NaN is not known yet."""
 
     length: int | None = None
     kind: Kind = "independent"
@@ -69,7 +68,15 @@ class PriorityDrawer:
         self._strategy, self._seed = strategy, seed
         self._changed: dict[int, float] = {}
         self._size = len(priorities)
-        self._tree = SumTree(self._raised(priorities))
+        self._priorities = np.array(priorities, np.float64)
+        self._unknown = np.flatnonzero(np.isnan(self._priorities))
+        self._highest = self._highest_known()
+        self._tree = SumTree(self._raised(np.where(np.isnan(self._priorities), self._highest, self._priorities)))
+
+    def _highest_known(self) -> float:
+        """A function of the priorities as they are now, so that a resumed sampler finds the same."""
+        highest = float(np.fmax.reduce(self._priorities, initial=0.0))
+        return highest if highest > 0 else 1.0
 
     def _raised(self, priorities: Floats) -> Floats:
         # 0 ** 0 is 1 in numpy, but what has priority 0 is not drawn at any exponent
@@ -95,7 +102,13 @@ class PriorityDrawer:
         self._changed.update(zip(items.tolist(), priorities.tolist(), strict=True))
         _, last = np.unique(items[::-1], return_index=True)
         chosen = len(items) - 1 - last
+        self._priorities[items[chosen]] = priorities[chosen]
         self._tree.set(items[chosen], self._raised(priorities[chosen]))
+        if len(self._unknown):
+            self._unknown = self._unknown[np.isnan(self._priorities[self._unknown])]
+            if (highest := self._highest_known()) != self._highest:
+                self._highest = highest
+                self._tree.set(self._unknown, self._raised(np.full(len(self._unknown), highest)))
 
     def chances(self) -> Floats:
         values = self._tree.values(np.arange(self._size))
