@@ -75,6 +75,18 @@ def test_arrays_have_the_shape_of_the_batch_and_say_what_is_padding(lake):
             batch.array(wrong)
 
 
+def test_nulls_are_nan_in_arrays_of_numbers_and_false_in_those_of_booleans(lake):
+    batch = batch_of(lake, "env_name = 'toy' OR episode_id = 'e0'", 4)
+    ended = batch.array("terminated")
+    assert ended.dtype == bool  # e0 does not say whether it ended
+    assert (ended == batch.is_terminal).all()
+    assert batch.array("truncated").dtype == bool
+    rewards = batch.array("reward")
+    assert np.isnan(rewards[0, :4]).all()
+    assert (rewards[~batch.valid] == 0).all()
+    assert batch_of(lake, "env_name = 'toy'", 0).array("terminated").dtype == bool
+
+
 def test_windows_are_slices_with_the_flags_of_their_episode(lake):
     window = Window(3, 2, drop_remainder=False, pad=True)
     batch = batch_of(lake, "episode_id = 'r0'", 2, window=window)

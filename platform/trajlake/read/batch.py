@@ -92,7 +92,8 @@ class Batch:
         """A column of numbers, or the tensors of that name (`observation`, `action`), shape (samples, length, …).
 
         Behind the end of a sample that is shorter than the longest (or than a padded window) are zeros: `valid` says
-        where. A null is NaN. Raises UsageError where steps have none of that name, or shapes that differ.
+        where. A null is NaN, of Booleans False. Raises UsageError where steps have none of that name, or shapes that
+        differ.
         """
         values = _numbers(self.steps, name)
         found = np.zeros((len(self), self._length, *values.shape[1:]), values.dtype)
@@ -187,6 +188,8 @@ def _numbers(table: pa.Table, name: str) -> Array:
         kind = table.schema.field(name).type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
             raise UsageError(f"column {name!r} is a {kind}, not a number")
+        if pa.types.is_boolean(kind):
+            return np.asarray(pc.fill_null(table[name], False).to_numpy(), bool)
         return np.asarray(table[name].to_numpy())
     return tensors(table, name)
 
