@@ -234,6 +234,17 @@ def test_the_weights_exponent_rises_to_one():
     assert np.allclose(draws.weight[1000:], least / draws.probability[1000:])
 
 
+def test_the_weights_exponent_rises_by_position_whatever_may_no_longer_come():
+    """Which takes more and more draws a position."""
+    options = {"priority": "reward + 1", "alpha": 1.0, "beta": 0.0, "anneal": 48}
+    for sizes in ([48], [5] * 9 + [3]):
+        drawn = sampler("prioritized", options=options, max_times_sampled=4)
+        samples = [sample for size in sizes for sample in drawn.take(size)]
+        exponents = np.array([sample.position for sample in samples]) / 48
+        priorities = np.array([sample.reward + 1 for sample in samples])
+        assert np.allclose([sample.weight for sample in samples], priorities**-exponents)
+
+
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.data())
 def test_a_sum_tree_finds_what_a_cumulative_sum_finds(values, data):
     tree = SumTree(np.array(values))

@@ -88,7 +88,7 @@ class _Band:
         firsts, ends = self._ranges(*self.band(np.arange(first, first + count) // self._strategy.draws_per_step))
         sizes = ends - firsts
         items = self._order[firsts + below(words(self._seed, first, count), sizes)]
-        return Drawn(items, 1.0 / sizes, np.ones(count))
+        return Drawn(items, 1.0 / sizes)
 
     def chances(self) -> Floats:
         """Where the band moves: at its beginning."""

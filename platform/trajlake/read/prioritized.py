@@ -87,8 +87,12 @@ class PriorityDrawer:
         if not total > 0:
             raise UsageError("every priority is 0: nothing can be drawn")
         items = self._tree.find(fractions(words(self._seed, first, count)) * total)
-        values = self._tree.values(items)
-        return Drawn(items, values / total, (self._tree.least / values) ** self._betas(first, count))
+        return Drawn(items, self._tree.values(items) / total)
+
+    def weights(self, items: Indexes, position: int) -> Floats:
+        """The importance weights of these items at `position` and after: by positions and not by draws, of which
+        max_times_sampled needs more."""
+        return (self._tree.least / self._tree.values(items)) ** self._betas(position, len(items))
 
     def _betas(self, first: int, count: int) -> float | Floats:
         beta, anneal = self._strategy.beta, self._strategy.anneal

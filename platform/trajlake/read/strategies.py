@@ -28,11 +28,10 @@ Kind = Literal["independent", "order", "moving"]
 
 @dataclass(frozen=True)
 class Drawn:
-    """Items with the probability of each draw, and its importance weight (1 unless the strategy corrects for bias)."""
+    """Items with the probability of each draw."""
 
     items: Indexes
     probability: Floats
-    weight: Floats
 
 
 class Drawer(Protocol):
@@ -110,8 +109,8 @@ class _Even:
 
 
 def certain(items: Indexes, probability: float) -> Drawn:
-    """Draws that all have the same probability and need no correction."""
-    return Drawn(items, np.full(len(items), probability), np.ones(len(items)))
+    """Draws that all have the same probability."""
+    return Drawn(items, np.full(len(items), probability))
 
 
 @dataclass(frozen=True)
@@ -233,7 +232,7 @@ class _Weighted:
     def draw(self, first: int, count: int) -> Drawn:
         masses = fractions(words(self._seed, first, count)) * self._ends[-1]
         items = np.minimum(np.searchsorted(self._ends, masses, side="right"), len(self._ends) - 1)
-        return Drawn(items, self._chances[items], np.ones(count))
+        return Drawn(items, self._chances[items])
 
     def chances(self) -> Floats:
         return self._chances
@@ -296,7 +295,7 @@ class _Strata:
         chosen = np.minimum(chosen, len(self._ends) - 1)
         within = below(words(self._seed, first, count), self._counts[chosen])
         items = self._order[self._firsts[chosen] + within]
-        return Drawn(items, self._ratios[chosen] / self._counts[chosen], np.ones(count))
+        return Drawn(items, self._ratios[chosen] / self._counts[chosen])
 
     def chances(self) -> Floats:
         found = np.empty(len(self._order))

@@ -18,7 +18,7 @@ _NOTHING = 1e-9  # of probability: what is left when every item has come as ofte
 
 @dataclass(frozen=True)
 class Steps:
-    """A piece of the walk; arrays of equal length."""
+    """A piece of the walk; arrays of equal length. `weight` is 1 unless the strategy corrects for bias."""
 
     items: Indexes
     probability: Floats
@@ -62,7 +62,7 @@ class Walk:
     def _next(self, size: int) -> Steps:
         drawn = self.drawer.draw(self._draws, size)
         self._draws += size
-        items, probability, weight = drawn.items, drawn.probability, drawn.weight
+        items, probability = drawn.items, drawn.probability
         times = self._counts[items] + occurrences(items) + 1
         if self._most is not None:
             independent = self.drawer.kind == "independent"
@@ -71,10 +71,13 @@ class Walk:
             alive = self._alive - (np.cumsum(last) - last)  # before each draw
             kept = (times <= self._most) & (alive > _NOTHING)
             self._alive -= float(last.sum())
-            items, weight, times, probability = items[kept], weight[kept], times[kept], probability[kept]
+            items, times, probability = items[kept], times[kept], probability[kept]
             if independent:
                 probability = np.minimum(1.0, probability / alive[kept])
         np.maximum.at(self._counts, items, times.astype(np.int32))
+        weight = np.ones(len(items))
+        if isinstance(self.drawer, PriorityDrawer):
+            weight = self.drawer.weights(items, self.position)
         self.position += len(items)
         return Steps(items, probability, weight, times.astype(np.int64))
 
