@@ -1,7 +1,6 @@
 """Strategies against their definitions; sharding and resuming as properties. Everything here is in memory."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -394,14 +393,13 @@ def test_the_parts_of_the_readers_are_disjoint_and_together_the_single_sequence(
     merged = sorted(
         (sample for part in taken for sample in part), key=lambda sample: (sample.position, sample.episode_id)
     )
-    plain = [replace(sample, probability=round(sample.probability, 9)) for sample in single]
-    assert [replace(sample, probability=round(sample.probability, 9)) for sample in merged] == plain
+    assert merged == single
     positions = [{sample.position for sample in part} for part in taken]
     assert sum(map(len, positions)) == len(set().union(*positions))
 
 
 @settings(max_examples=40)
-@given(_every, st.lists(st.integers(1, 20), min_size=1, max_size=6), st.integers(0, 5), st.none() | st.just(2))
+@given(_every, st.lists(st.integers(1, 20), min_size=1, max_size=6), st.integers(0, 5), st.none() | st.integers(1, 3))
 def test_a_resumed_sampler_goes_on_exactly(name, sizes, cut, most):
     whole, halves = made(name, 20, most, seed=1), made(name, 20, most, seed=1)
     for number, size in enumerate(sizes):
@@ -410,9 +408,8 @@ def test_a_resumed_sampler_goes_on_exactly(name, sizes, cut, most):
             halves = made(name, 20, most, seed=1)
             halves.load_state_dict(state)
         expected, found = whole.draw(size), halves.draw(size)
-        for field in ("position", "item", "weight", "times_sampled"):
+        for field in ("position", "item", "probability", "weight", "times_sampled"):
             assert np.array_equal(getattr(expected, field), getattr(found, field)), field
-        assert np.allclose(expected.probability, found.probability)
         if name == "prioritized":
             for drawer, draws in ((whole, expected), (halves, found)):
                 drawer.update_priorities(draws, 1.0 + draws.item % 5)

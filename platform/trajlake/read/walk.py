@@ -68,9 +68,10 @@ class Walk:
             independent = self.drawer.kind == "independent"
             share = probability if independent else 1.0 / len(self._counts)
             last = np.where(times == self._most, share, 0.0)
-            alive = self._alive - (np.cumsum(last) - last)  # before each draw
+            # One after another, so that the bits do not depend on how a walk is cut into pieces.
+            alive = np.subtract.accumulate(np.concatenate([[self._alive], last]))
+            self._alive, alive = float(alive[-1]), alive[:-1]  # before each draw
             kept = (times <= self._most) & (alive > _NOTHING)
-            self._alive -= float(last.sum())
             items, times, probability = items[kept], times[kept], probability[kept]
             if independent:
                 probability = np.minimum(1.0, probability / alive[kept])
