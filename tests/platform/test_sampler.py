@@ -516,6 +516,23 @@ def test_a_recipe_is_read_back_from_json():
         Recipe.from_json({"seed": 1})
 
 
+def test_options_that_are_numbers_of_numpy_are_taken_as_pythons():
+    for options, strategy in [
+        ({"alpha": np.float32(0.3), "beta": np.float32(0.4), "anneal": np.int64(9)}, "prioritized"),
+        ({"ratios": {"air": np.float32(2), "sea": np.int64(1)}, "by": ["domain"]}, "stratified"),
+        ({"half_life": np.float64(2)}, "recency"),
+    ]:
+        numbers = {"seed": np.int64(7), "policy_version": np.int64(5), "max_times_sampled": np.int32(3)}
+        window = Window(np.int64(2), np.int8(1))
+        drawn = sampler(strategy, options=options, window=window, unique=np.bool_(False), **numbers)
+        drawn.draw(3)
+        state = json.loads(json.dumps(drawn.state_dict()))
+        resumed = Recipe.from_json(state)
+        again = Sampler(Nowhere(), drawn.population, resumed)
+        again.load_state_dict(state)
+        assert np.array_equal(again.draw(5).weight, drawn.draw(5).weight)
+
+
 @given(st.lists(st.integers(0, 5), max_size=30))
 def test_occurrences_count_what_stands_before(values):
     assert occurrences(np.array(values, np.int64)).tolist() == [

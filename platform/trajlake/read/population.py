@@ -6,13 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from trajlake.errors import QueryError, UsageError
 from trajlake.read.index import sorted_by_id
 from trajlake.read.items import NothingFits, Window
 from trajlake.read.snapshot import is_repeat
-from trajlake.read.strategies import Strategy, strategy_of
+from trajlake.read.strategies import Strategy, strategy_of, with_python_numbers
 from trajlake.table.sealed import lacks_steps
 
 if TYPE_CHECKING:
@@ -49,6 +50,12 @@ class Recipe:
     max_times_sampled: int | None = None
 
     def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, np.generic):
+                object.__setattr__(self, name, value.item())
+            elif isinstance(value, (Strategy, Window)):
+                object.__setattr__(self, name, with_python_numbers(value))
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"seed must be from 0 to 2**63 - 1, not {self.seed}")
         if self.max_times_sampled is not None and self.max_times_sampled < 1:

@@ -13,7 +13,7 @@ group        all rollouts of a group at once
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -76,9 +76,18 @@ class Strategy:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
-    return dict(value) if isinstance(value, Mapping) else value
+    return {key: _plain(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+
+
+def with_python_numbers(described: Any) -> Any:
+    """A dataclass with Python's numbers in place of numpy's: JSON has none of those, and they reckon otherwise."""
+    given = {each.name: getattr(described, each.name) for each in fields(described)}
+    changed = {name: value.item() for name, value in given.items() if isinstance(value, np.generic)}
+    return replace(described, **changed) if changed else described
 
 
 # -- uniform, epochs ----------------------------------------------------------------------------------------------
