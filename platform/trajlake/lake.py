@@ -84,8 +84,7 @@ class Lake:
         """
         from trajlake.read.snapshot import open_snapshot
 
-        self.check()
-        return open_snapshot(self, token)
+        return open_snapshot(self, token, self.check().lake_id)
 
     def sampler(
         self,

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 import sys
 import threading
 import types
@@ -267,6 +268,44 @@ def test_a_table_of_huggingface_datasets_has_chat_messages_as_structs(tmp_path, 
     ]
     assert dataset.filter(lambda row: row["messages"][-1]["content"] == "done").num_rows == 1
     assert to_dataset(lake.snapshot().sampler("epochs", epochs=1)).cache_files == dataset.cache_files
+
+
+def made_anew(folder, message):
+    shutil.rmtree(folder, ignore_errors=True)
+    lake = trajlake.create(folder)
+    with lake.writer(run="run", worker="w") as writer, writer.episode(episode_id="e") as episode:
+        episode.step(source="user", message=message)
+        episode.end(reward=1.0)
+    compact(lake)
+    return lake
+
+
+def test_a_lake_that_was_made_anew_at_the_same_place_is_another_one(tmp_path, huggingface):
+    from trajlake.adapters.datasets import to_dataset
+
+    found = []
+    for message in ("old", "new"):
+        lake = made_anew(tmp_path / "lake", message)
+        found.append(to_dataset(lake.snapshot().sampler("epochs", epochs=1)))
+    assert [dataset[0]["messages"][0]["content"] for dataset in found] == ["old", "new"]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_state_of_a_lake_that_is_no_more_is_refused(tmp_path, live):
+    before = made_anew(tmp_path / "lake", "old").sampler("fifo", live=live)
+    before.take(1)
+    state = json.loads(json.dumps(before.state_dict()))
+    opening = None if live else Opening.of(before)
+    after = made_anew(tmp_path / "lake", "new").sampler("fifo", live=live)
+    with pytest.raises(UsageError, match="its lake_id is"):
+        after.load_state_dict(state)
+    if opening is not None:
+        assert opening.token == after.snapshot.token
+        with pytest.raises(UsageError, match="made anew"):
+            opening.open(0, 1)
+    state.pop("lake_id")  # as states were before
+    after.load_state_dict(state)
+    assert len(after.take(1)) == 0 if not live else after.samples == 1
 
 
 def test_a_batch_that_was_pickled_needs_its_snapshot_no_more(lake):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.unit
 class Nowhere:
     """A source without episodes: drawing needs none."""
 
-    token = "e1.s1"
+    lake_id, token = "lake", "e1.s1"
 
 
 def episodes(count=12, **columns):

@@ -26,7 +26,7 @@ from trajlake.read.items import NothingFits, Pieces
 from trajlake.read.landing import Landed, LandingTail
 from trajlake.read.population import Recipe, columns_of, population, rows_of
 from trajlake.read.prioritized import checked
-from trajlake.read.sampler import Sample, Sampler
+from trajlake.read.sampler import Sample, Sampler, ensure_same
 from trajlake.read.tags import filtered
 from trajlake.table.rewrite import LATE, add_late
 from trajlake.table.sealed import is_sealed
@@ -76,6 +76,10 @@ class LiveView:
     @property
     def token(self) -> str:
         return self.snapshot.token
+
+    @property
+    def lake_id(self) -> str:
+        return self.snapshot.lake_id
 
     def refresh(self) -> bool:
         """Look for what is new; True where something is."""
@@ -341,6 +345,7 @@ class LiveSampler:
     def state_dict(self) -> dict[str, Any]:
         """What was drawn so far, as JSON-compatible values."""
         return {
+            "lake_id": self._view.lake_id,
             **self.recipe.to_json(),
             "samples": self._samples,
             "generation": self._generation,
@@ -349,10 +354,8 @@ class LiveSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after what `state` says was drawn. Raises UsageError where it is of another recipe."""
-        for name, value in self.recipe.to_json().items():
-            if state.get(name) != value:
-                raise UsageError(f"the state is of another sampler: its {name} is {state.get(name)!r}, not {value!r}")
+        """Go on after what `state` says was drawn. Raises UsageError where it is of another lake or recipe."""
+        ensure_same({"lake_id": self._view.lake_id, **self.recipe.to_json()}, state)
         self._samples, self._generation = int(state["samples"]), int(state["generation"])
         self._times, self._priorities = dict(state["times_sampled"]), dict(state["priorities"])
         self._stale = True

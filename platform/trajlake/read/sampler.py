@@ -210,14 +210,22 @@ class Sampler:
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on from here, as JSON-compatible values; the same for all ranks."""
-        return {"snapshot": self.snapshot.token, **self.recipe.to_json(), **self._walk.state()}
+        return {**self._sequence(), **self._walk.state()}
+
+    def _sequence(self) -> dict[str, Any]:
+        """Which sequence it is that this sampler walks."""
+        return {"lake_id": self.snapshot.lake_id, "snapshot": self.snapshot.token, **self.recipe.to_json()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, at any rank and world size. Raises UsageError where it is of another
         sequence."""
-        mine = {"snapshot": self.snapshot.token, **self.recipe.to_json()}
-        for name, value in mine.items():
-            if state.get(name) != value:
-                raise UsageError(f"the state is of another sampler: its {name} is {state.get(name)!r}, not {value!r}")
+        ensure_same(self._sequence(), state)
         self._start_again()
         self._walk.load(state)
+
+
+def ensure_same(mine: dict[str, Any], state: dict[str, Any]) -> None:
+    """Raises UsageError where `state` is of another sampler than `mine`. States of earlier versions name no lake."""
+    for name, value in mine.items():
+        if state.get(name) != value and not (name == "lake_id" and name not in state):
+            raise UsageError(f"the state is of another sampler: its {name} is {state.get(name)!r}, not {value!r}")

@@ -53,10 +53,12 @@ USABLE = pl.col("retracted").is_null()
 
 
 class Snapshot:
-    """The episodes and steps of one moment. `token` names it: `lake.snapshot(token)` opens the same one again."""
+    """The episodes and steps of one moment. `token` names it: `lake.snapshot(token)` opens the same one again, and
+    `lake_id` tells lakes apart that were at the same address one after another."""
 
-    def __init__(self, lake: Lake, episodes_table: DeltaTable, steps_table: DeltaTable) -> None:
+    def __init__(self, lake: Lake, lake_id: str, episodes_table: DeltaTable, steps_table: DeltaTable) -> None:
         self.lake = lake
+        self.lake_id = lake_id
         self._episodes_table = episodes_table
         self._steps_table = steps_table
         self._lookups = 0
@@ -336,20 +338,21 @@ def _one_line(error: Exception) -> str:
     return re.sub(r"^unable to parse (.*) as Expr$", r"\1 is no condition in SQL", words)
 
 
-def open_snapshot(lake: Lake, token: str | None) -> Snapshot:
+def open_snapshot(lake: Lake, token: str | None, lake_id: str) -> Snapshot:
     """See Lake.snapshot."""
     _refuse_after_fork()
     if token is None:
         episodes = open_table(lake.store, "episodes")
         pinned = episodes.transaction_version("steps")
         steps = open_table(lake.store, "steps", 0 if pinned is None else pinned)
-        return Snapshot(lake, episodes, steps)
+        return Snapshot(lake, lake_id, episodes, steps)
     match = _TOKEN.fullmatch(token)
     if match is None:
         raise UsageError(f"{token!r} is not a snapshot's token; one looks like e12.s13")
     try:
         return Snapshot(
             lake,
+            lake_id,
             open_table(lake.store, "episodes", int(match[1])),
             open_table(lake.store, "steps", int(match[2])),
         )

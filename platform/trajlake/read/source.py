@@ -14,6 +14,9 @@ class Source(Protocol):
     @property
     def token(self) -> str: ...
 
+    @property
+    def lake_id(self) -> str: ...
+
     def rows_of(self, episode_ids: Sequence[str]) -> pl.DataFrame:
         """Their rows with all columns of `episodes`, in this order. Raises EpisodeMissing."""
         ...
