@@ -308,7 +308,7 @@ def _reading(snapshot: Snapshot) -> Iterator[None]:
 def _gone(snapshot: Snapshot, error: Exception) -> SnapshotExpired | StoreError:
     """What it means that a file is not there."""
     token = snapshot.token
-    if open_snapshot(snapshot.lake, None).token != token:
+    if open_snapshot(snapshot.lake, None, snapshot.lake_id).token != token:
         text = f"files of snapshot {token} were removed after the retention period: take a newer snapshot"
         return SnapshotExpired(text)
     lost = missing_files(snapshot.lake.store)
