@@ -12,6 +12,8 @@ from tests.rollouts import assert_sound
 import trajlake
 from trajlake.analysis.stats import summarize
 from trajlake.errors import UsageError
+from trajlake.table.commit import active_files
+from trajlake.table.tables import open_table
 from trajlake_pipelines import dedupe_job, near
 from trajlake_pipelines.compact import compact
 from trajlake_pipelines.dedupe import dedupe
@@ -103,6 +105,16 @@ def test_where_the_original_is_retracted_one_of_its_repeats_counts_even_before_t
     [row] = summarize(snapshot, unique=True).to_dicts()
     drawn = [sample.episode_id for sample in snapshot.sampler("epochs", unique=True).take(8)]
     assert row["episodes"] == len(set(drawn)) == 8
+
+
+def test_a_file_of_steps_that_is_lost_holds_up_nothing(talks):
+    path = active_files(open_table(talks.store, "steps"))["path"][0].as_py()
+    with talks.writer(run="run", worker="later") as writer:
+        record_talk(writer, "later", ["word"] * 100)
+    compact(talks)
+    talks.store.delete(f"steps/{path}")
+    assert dedupe(talks, depth="near").duplicates == 1, "by content, which is known"
+    assert dedupe(talks, depth="near").duplicates == 1
 
 
 def test_what_makes_no_sense_is_refused(talks):

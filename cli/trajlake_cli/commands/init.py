@@ -1,5 +1,7 @@
 """`trajlake init`: make an empty lake."""
 
+from shlex import quote
+
 import click
 
 from trajlake_cli.options import lake_option
@@ -32,4 +34,4 @@ def command(session: Session, if_missing: bool) -> None:
             raise
         say(f"there is a lake at {uri} already")
         return
-    say(f"made an empty lake at {lake.uri}; next: trajlake --lake {uri} import FILE… --run NAME")
+    say(f"made an empty lake at {lake.uri}; next: trajlake --lake {quote(uri)} import FILE… --run NAME")

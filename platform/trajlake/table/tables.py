@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Any
 from urllib.parse import unquote
 
@@ -72,14 +73,14 @@ def read_marker(store: ObjectStore) -> LakeInfo:
     """Raises LakeMissing, also where the marker is damaged, and LakeTooNew."""
     if store.stat(MARKER) is None:
         raise LakeMissing(
-            f"there is no lake at {store.uri}: run `trajlake --lake {store.uri} init`, or correct the address"
+            f"there is no lake at {store.uri}: run `trajlake --lake {quote(store.uri)} init`, or correct the address"
         )
     try:
         info = LakeInfo(**json.loads(store.get(MARKER)))
     except (ValueError, TypeError) as error:
         raise LakeMissing(
             f"{store.uri}/{MARKER} is not the marker of a lake ({error}): restore it from a backup, or remove it and "
-            f"run `trajlake --lake {store.uri} init`, which leaves tables that are there as they are"
+            f"run `trajlake --lake {quote(store.uri)} init`, which leaves tables that are there as they are"
         ) from error
     if info.layout > LAYOUT:
         raise LakeTooNew(f"{store.uri} has layout {info.layout}, this version knows {LAYOUT}: upgrade trajlake")
@@ -115,7 +116,7 @@ def delta_errors(store: ObjectStore, name: str) -> Iterator[None]:
                 f"{store.uri} is damaged: objects of {name}/_delta_log/ are gone; restore them from a backup or from "
                 "the bucket's versions"
             ) from error
-        raise LakeMissing(f"{store.uri} has no table {name}: run `trajlake --lake {store.uri} init`") from error
+        raise LakeMissing(f"{store.uri} has no table {name}: run `trajlake --lake {quote(store.uri)} init`") from error
     except OSError as error:
         raise StoreUnavailable(f"table {name} of {store.uri}: {_last_line(error)}") from error
     except DeltaError as error:
