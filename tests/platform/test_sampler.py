@@ -454,6 +454,33 @@ def test_no_item_comes_more_often_than_it_may(name):
     assert drawn.take(1) == []
 
 
+def test_what_is_very_improbable_comes_too_and_soon_and_the_same_however_it_is_cut():
+    priorities = 10.0 ** -np.arange(0, 240, 4)  # 60 items
+    rows = episodes(60, reward=priorities)
+
+    def make():
+        return sampler("prioritized", rows, options={"alpha": 1.0}, seed=3, max_times_sampled=2)
+
+    whole, pieces = make(), make()
+    draws = whole.draw(1000)
+    assert np.bincount(draws.item).tolist() == [2] * 60
+    for place in (5, 60, 110, 119):  # each probability is that among what could still come
+        counts = np.bincount(draws.item[:place], minlength=60)
+        chance = priorities[draws.item[place]] / priorities[counts < 2].sum()
+        assert draws.probability[place] == pytest.approx(chance)
+    for size in (1, 50, 7, 1, 30, 31):
+        expected = slice(pieces.position, pieces.position + size)
+        state = json.loads(json.dumps(pieces.state_dict()))
+        pieces = make()
+        pieces.load_state_dict(state)
+        found = pieces.draw(size)
+        for field in ("position", "item", "probability", "weight", "times_sampled"):
+            assert np.array_equal(getattr(found, field), getattr(draws, field)[expected]), field
+    assert not len(pieces.draw(1))
+    aged = episodes(150, policy_version=[str(number) for number in range(150)])
+    assert len(sampler("recency", aged, options={"half_life": 0.5}, max_times_sampled=1).draw(1000)) == 150
+
+
 def test_what_has_come_often_enough_raises_the_chances_of_the_others():
     firsts, seconds = [], []
     rows = episodes(3, reward=[1.0, 2.0, 3.0])

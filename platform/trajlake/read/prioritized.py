@@ -118,10 +118,6 @@ class PriorityDrawer:
         values = self._tree.values(np.arange(self._size))
         return values / self._tree.total if self._tree.total > 0 else values
 
-    def chance_of(self, items: Indexes) -> float:
-        """The probability that the next draw is one of these."""
-        return float(self._tree.values(items).sum()) / self._tree.total if self._tree.total > 0 else 1.0
-
     def state(self) -> dict[str, Any]:
         """The priorities that were set, packed."""
         items = np.fromiter(self._changed, np.int64, len(self._changed))

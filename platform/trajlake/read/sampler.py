@@ -86,7 +86,7 @@ class Sampler:
 
     def _start_again(self) -> None:
         drawer = self.recipe.strategy.drawer(self.population.rows, self._items, self.recipe.seed)
-        self._walk = Walk(drawer, self._items.size, self.recipe.max_times_sampled)
+        self._walk = Walk(drawer, self._items.size, self.recipe.max_times_sampled, self.recipe.seed)
 
     def __len__(self) -> int:
         """How many items can be drawn."""
