@@ -445,6 +445,31 @@ def test_a_state_of_another_sequence_is_refused():
         ended.load_state_dict({**ended.state_dict(), "position": 13})
 
 
+@pytest.mark.parametrize("most", [None, 2])
+@pytest.mark.parametrize("name", sorted(strategies()))
+def test_a_position_is_gone_to_as_if_all_before_it_had_been_drawn(name, most):
+    for position in (0, 1, 19, 20, 33, 60, 100):
+        walked, gone = made(name, 20, most, seed=4), made(name, 20, most, seed=4)
+        walked.draw(position)
+        gone.draw(3)
+        gone.go_to(position)
+        assert gone.state_dict() == walked.state_dict()
+        assert gone.take(25) == walked.take(25)
+
+
+def test_epochs_are_skipped_and_positions_that_are_too_far_refused():
+    drawn = sampler("epochs", episodes(100))
+    drawn.go_to(2**31 - 1)
+    (sample,) = drawn.take(1)
+    assert sample.position == 2**31 - 1
+    assert sample.times_sampled == (2**31 - 1) // 100 + 1
+    for wrong in (-1, 2**31):
+        with pytest.raises(UsageError, match="a position must be from 0 to 2,147,483,647"):
+            drawn.go_to(wrong)
+        with pytest.raises(UsageError, match="a position must be from 0"):
+            drawn.load_state_dict({**drawn.state_dict(), "position": wrong})
+
+
 @pytest.mark.parametrize("name", ["uniform", "prioritized", "stratified", "recency", "epochs", "difficulty"])
 def test_no_item_comes_more_often_than_it_may(name):
     drawn = made(name, 20, 3, seed=2)

@@ -180,7 +180,7 @@ def command(
         normalize_reward=normalize_reward,
         **_given(strategy, options),
     )
-    sampler.draw(position)
+    sampler.go_to(position)
     batch = sampler.batch(number)
     # The files come before anything is printed: whoever reads that may stop reading.
     if target is not None:

@@ -1,4 +1,4 @@
-"""Random numbers by position: the draw at one position needs none of those before it.
+"""Random numbers by position: the number at one position needs none of those before it.
 
 Position p of stream s under a seed is one 64-bit word of Philox (Salmon et al. 2011, Parallel Random Numbers: As Easy
 as 1, 2, 3), a counter-based generator: any piece of a sequence can be had alone, in any order, on any machine.

@@ -3,7 +3,9 @@
 A draw is made over the sorted episode ids, never over files, so compaction and optimize do not change it. Every reader
 of several walks the same sequence and keeps its own part: of each `world_size` positions the one of its rank. So parts
 are disjoint, together they are the single reader's sequence, and a state can be resumed with another number of
-readers. Walking costs nothing beside reading: more than a million positions a second.
+readers. A state is reached by walking to its position, because `times_sampled` counts all draws before it: more than a
+million positions a second, so minutes at 2**31, beyond which it is refused. Whole epochs are skipped, and a prioritized
+state has the counts in it.
 """
 
 from __future__ import annotations
@@ -206,7 +208,13 @@ class Sampler:
         """`update_priorities` by the numbers of items."""
         self._walk.update(items, priorities)
 
-    # -- resuming --------------------------------------------------------------------------------------------
+    # -- going there and resuming ----------------------------------------------------------------------------
+
+    def go_to(self, position: int) -> None:
+        """Go on at this position of the sequence, as if all before it had been drawn and no priority was updated; at
+        the end where that is before. Raises UsageError for one below 0, or of 2**31 or more."""
+        self._start_again()
+        self._walk.go_to(position)
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on from here, as JSON-compatible values; the same for all ranks."""

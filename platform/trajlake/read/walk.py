@@ -13,6 +13,7 @@ from trajlake.read.prioritized import PriorityDrawer, SumTree, pack, unpack
 from trajlake.read.strategies import Drawer
 
 _CHUNK = 1 << 20
+_FARTHEST = (1 << 31) - 1  # counts are of 32 bits, and to walk so far takes minutes
 _UNEVEN = 1e-3  # of an even share of the probability
 
 
@@ -177,7 +178,22 @@ class Walk:
             self._living = 0 if self._most is None else len(self.may_come())
             self.position, self._draws = position, int(state.get("draws", position))
             return
-        while self.position < position:
-            if not len(self.advance(min(_CHUNK, position - self.position)).items):
-                raise UsageError(f"the state is at position {position}, but the sequence ends at {self.position}")
+        self.go_to(position)
+        if self.position < position:
+            raise UsageError(f"the state is at position {position}, but the sequence ends at {self.position}")
         self._draws = int(state.get("draws", self._draws))
+
+    def go_to(self, position: int) -> None:
+        """Walk there, or to the end where that is before; only from the beginning. Raises UsageError.
+
+        How often each item came depends on all draws before. Only of whole epochs it is known without them.
+        """
+        if not 0 <= position <= _FARTHEST:
+            raise UsageError(f"a position must be from 0 to {_FARTHEST:,}, not {position:,}")
+        if self.drawer.kind == "order" and self._most is None:
+            end = position if self.drawer.length is None else min(position, self.drawer.length)
+            epochs = end // len(self._counts)
+            self._counts[:] = epochs
+            self.position = self._draws = epochs * len(self._counts)
+        while self.position < position and len(self.advance(min(_CHUNK, position - self.position)).items):
+            pass
