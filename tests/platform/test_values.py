@@ -32,7 +32,8 @@ TEXT = st.text(st.characters(codec=None), max_size=40) | st.sampled_from(
 )
 REAL = st.floats(allow_nan=True, allow_infinity=True)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | REAL | TEXT,
+    # JSON cannot tell two surrogates that stand beside each other from the character that they are a pair for.
+    st.none() | st.booleans() | st.integers() | REAL | TEXT.filter(lambda text: json.loads(json.dumps(text)) == text),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
