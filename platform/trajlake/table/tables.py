@@ -80,7 +80,8 @@ def read_marker(store: ObjectStore) -> LakeInfo:
     except (ValueError, TypeError) as error:
         raise LakeMissing(
             f"{store.uri}/{MARKER} is not the marker of a lake ({error}): restore it from a backup, or remove it and "
-            f"run `trajlake --lake {quote(store.uri)} init`, which leaves tables that are there as they are"
+            f"run `trajlake --lake {quote(store.uri)} init`, which leaves tables that are there as they are "
+            "(the lake has another id then: what waits in spools is not taken for its own)"
         ) from error
     if info.layout > LAYOUT:
         raise LakeTooNew(f"{store.uri} has layout {info.layout}, this version knows {LAYOUT}: upgrade trajlake")
