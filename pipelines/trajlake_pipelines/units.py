@@ -12,6 +12,7 @@ import polars as pl
 from trajlake.ingest.segment import Descriptor
 
 _CHUNK = 100_000  # parts that are kept as Python lists before they become columns
+_COMPRESSED = 8  # times: what is smaller than that counts as much, for a unit holds it as Arrow
 _LAST = 2  # so much of the work, in units, is cut into halves: so workers end together, and not one a unit later
 _WORTH_HALVES = 6.0  # units from which on that is done; few small files rather than little waiting
 
@@ -85,7 +86,7 @@ class Parts:
         self.segments.append(segment)
         if not descriptor.episodes:
             self.empty.append(place)
-        share = segment.size / max(1, descriptor.events)
+        share = max(segment.size, descriptor.arrow_bytes / _COMPRESSED) / max(1, descriptor.events)
         self._rows += [(part.episode_id, place, share * part.events, part.ends, True) for part in descriptor.episodes]
         if len(self._rows) >= _CHUNK:
             self._flush()

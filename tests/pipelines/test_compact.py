@@ -398,6 +398,16 @@ def test_the_last_units_of_many_are_halves_so_that_workers_end_together():
     assert unit_sizes(80) == [10] * 6 + [5] * 4
 
 
+def test_segments_of_what_compresses_well_are_shared_out_by_what_they_are_without_compression():
+    parts = Parts()
+    for number in range(6):
+        part = EpisodePart(f"e{number:04d}", 0, 10, True, True)
+        segment = PlannedSegment(f"landing/r/w/000001/{number:08d}.arrow", 10, 0)
+        parts.add(segment, Descriptor(10, 0, (part,), arrow_bytes=400 if number < 4 else 0))
+    units = assign_units(parts.frame(), parts.segments, {}, (), 100)
+    assert [len(unit.segments) for unit in units] == [2, 2, 2]
+
+
 def test_events_in_are_the_sum_of_what_became_of_them(lake):
     record(lake, range(10))
     record(lake, range(5), worker="again")

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 from tests.rollouts import record, record_episode
 
@@ -15,7 +16,7 @@ import trajlake
 from trajlake.errors import AccessRefused, LakeMissing, NotDurable, StoreUnavailable, UsageError, WriterClosed
 from trajlake.ingest import encoder, upload
 from trajlake.ingest.recovery import recover
-from trajlake.ingest.segment import decode_segment
+from trajlake.ingest.segment import decode_segment, read_descriptor
 from trajlake.ingest.writer import Writer, new_episode_id
 from trajlake.storage import LocalStore
 from trajlake.storage.wrappers import Fault, FaultyStore, Moment
@@ -177,6 +178,22 @@ def test_a_worker_that_closed_in_order_is_followed_without_a_warning(lake, caplo
     with caplog.at_level(logging.WARNING, "trajlake"):
         record(lake, [2])
     assert "in use" not in caplog.text
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("durability", ["remote", "memory"])
+def test_a_segment_ends_when_it_is_large_without_compression_however_small_it_is_with_it(tmp_path, durability):
+    lake = trajlake.create(tmp_path / "lake")
+    with lake.writer("run", "w", durability=durability, segment_bytes=50_000, segment_seconds=60.0) as writer:
+        for _ in range(3):
+            with writer.episode() as episode:
+                for _ in range(100):
+                    episode.step(tensors={"frame": np.zeros(100_000, np.uint8)})
+    descriptors = [read_descriptor(lake.store.get(info.key), info.key) for info in lake.store.list("landing/")]
+    assert len(descriptors) > 5
+    sizes = [descriptor.arrow_bytes for descriptor in descriptors]
+    assert max(sizes) < 16 * 50_000 + (2 << 20)  # of the last batch, more than that
+    assert sum(sizes) > 30_000_000
 
 
 @pytest.mark.unit

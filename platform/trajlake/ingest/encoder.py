@@ -23,6 +23,7 @@ log = logging.getLogger("trajlake")
 _BATCH_SECONDS = 0.2  # the longest that an event waits to be encoded
 _AWAITED = frozenset(("end", "score", "retract"))  # what trainers wait for
 _RETRY_SECONDS = 1.0  # between tries to write to a disk that refuses
+_MOST_COMPRESSED = 16  # times: whoever reads a segment holds all of it, however small frames of a game become
 _LOG_AGAIN = 60.0  # seconds between two lines about the same trouble
 
 
@@ -337,7 +338,9 @@ class Encoder:
                     self.closed = self.written
                     self._queue.changed.notify_all()
                 return
-        if wanted or time.monotonic() >= self._segment_due or self._segment.bytes >= self._options.segment_bytes:
+        most = self._options.segment_bytes
+        is_large = self._segment.bytes >= most or self._segment.arrow_bytes >= most * _MOST_COMPRESSED
+        if wanted or is_large or time.monotonic() >= self._segment_due:
             self._close()
 
     def _close(self) -> None:

@@ -84,11 +84,13 @@ class EpisodePart(NamedTuple):
 
 @dataclass(frozen=True)
 class Descriptor:
-    """What a segment holds: its events and the episodes that they belong to."""
+    """What a segment holds: its events and the episodes that they belong to. `arrow_bytes` are its bytes without
+    compression, 0 where its writer did not say."""
 
     events: int
     first_sequence: int
     episodes: tuple[EpisodePart, ...]
+    arrow_bytes: int = 0
 
 
 def encode_batch(events: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -159,11 +161,12 @@ def encode_segment(events: pa.Table) -> bytes:
     """The object that is uploaded: one stream of one batch, and the descriptor."""
     stream = encode_stream(events.combine_chunks().to_batches())
     marks = [(len(stream), zlib.crc32(stream))]
-    return b"".join([stream, END_MARK, encode_descriptor(describe(events), marks=marks)])
+    return b"".join([stream, END_MARK, encode_descriptor(describe(events), marks=marks, arrow_bytes=events.nbytes)])
 
 
 def encode_descriptor(descriptor: Descriptor, **more: Any) -> bytes:
-    """What follows the stream. `more` are its `marks`: where each batch ends, and the CRC-32 of all up to there."""
+    """What follows the stream. `more` are its `marks` (where each batch ends, and the CRC-32 of all up to there) and
+    `arrow_bytes`."""
     parts = [[part.episode_id, part.attempt, part.events, part.begins, part.ends] for part in descriptor.episodes]
     body = {"events": descriptor.events, "first_sequence": descriptor.first_sequence, "episodes": parts} | more
     text = json.dumps(body, separators=(",", ":")).encode()
@@ -179,7 +182,7 @@ def read_descriptor(tail: bytes, key: str) -> Descriptor | None:
         parts = tuple(EpisodePart._make(part) for part in body["episodes"])
         if not all(isinstance(part.episode_id, str) for part in parts):
             raise SegmentUnreadable(f"{key}: {_NO_ID}")
-        return Descriptor(body["events"], body["first_sequence"], parts)
+        return Descriptor(body["events"], body["first_sequence"], parts, int(body.get("arrow_bytes", 0)))
     except (ValueError, KeyError, TypeError) as error:
         raise SegmentUnreadable(f"{key}: its descriptor is damaged: {error}") from error
 

@@ -218,6 +218,7 @@ class SpoolSegment:
         self.number = number
         self.events = 0
         self.bytes = 0  # up to the end of the last batch that was written without an error
+        self.arrow_bytes = 0  # of the same, without compression
         self._folder = folder
         self._synced_name = False
         self._keys: list[pa.RecordBatch] = []
@@ -235,13 +236,14 @@ class SpoolSegment:
         self.bytes = self._file.bytes
         self._marks.append((self._file.bytes, self._file.crc))
         self.events += batch.num_rows
+        self.arrow_bytes += batch.nbytes
         self._keys.append(batch.select(["kind", "episode_id", "attempt", "sequence"]))
 
     def close(self) -> Path:
         """End the stream, with its descriptor, and make it ready for upload. Returns the file's new path."""
         self._file.append(END_MARK, sync=False)
         descriptor = describe(pa.Table.from_batches(self._keys))
-        self._file.append(encode_descriptor(descriptor, marks=self._marks), sync=True)
+        self._file.append(encode_descriptor(descriptor, marks=self._marks, arrow_bytes=self.arrow_bytes), sync=True)
         self._file.let_go()
         ready = self._open_path.with_suffix(".arrow")
         self._open_path.rename(ready)
@@ -276,6 +278,11 @@ class MemorySegment:
         self._batches.append(batch)
         self.bytes += batch.nbytes
         self.events += batch.num_rows
+
+    @property
+    def arrow_bytes(self) -> int:
+        """Its bytes without compression: it has none."""
+        return self.bytes
 
     def close(self) -> pa.Table:
         """Everything that was written."""
