@@ -25,12 +25,13 @@ import pyarrow.compute as pc
 
 from trajlake.ingest.segment import EVENT_SCHEMA, SegmentName
 from trajlake.table.rewrite import NO_REASON
-from trajlake.table.rows import content_hashes, merged_objects, token_audits, whole
+from trajlake.table.rows import merged_objects
 from trajlake.table.sealed import NO_END, what_is_missing
+from trajlake.table.sizes import whole
+from trajlake_pipelines.unit_steps import UnitSteps, of_steps, taken
 from trajlake_pipelines.units import KnownEpisode, PlannedSegment
-from trajlake_schemas import EPISODES, STEPS
+from trajlake_schemas import EPISODES
 from trajlake_schemas.episodes import BEGIN, OUTCOME
-from trajlake_schemas.steps import STEP_CONTENT
 
 
 @dataclass
@@ -68,11 +69,10 @@ class Decisions:
 
 @dataclass
 class Merged:
-    """What a unit found: `steps` in table order, `lengths` rows an episode, and `episodes` without places yet; by the
+    """What a unit found: `steps` in table order, and `episodes` without places yet; by the
     key of each segment how many events were this unit's, and those of its episodes that wait."""
 
-    steps: pa.Table
-    lengths: list[int]
+    steps: UnitSteps
     episodes: pa.Table
     sums: Sums
     decisions: Decisions
@@ -110,8 +110,8 @@ def merge(
     sums.begins_and_ends = len(kept) - sums.steps
 
     names = [SegmentName.parse(segment.key) for segment, _ in segments]
-    episodes, steps, lengths = _rows(events, names, kept)
-    merged = Merged(steps, lengths, episodes, sums, decisions)
+    episodes, steps = _rows(events, names, kept)
+    merged = Merged(steps, episodes, sums, decisions)
     _apply_late(events, unique, merged, known)
     _say_by_segment([segment.key for segment, _ in segments], keys, merged)
     if sums.explained != sums.events:
@@ -224,7 +224,7 @@ def _choose(
     return takes.select(["episode_id", "attempt", "writer", "verdict", "missing"]), found
 
 
-def _rows(events: pa.Table, names: Sequence[SegmentName], kept: pl.DataFrame) -> tuple[pa.Table, pa.Table, list[int]]:
+def _rows(events: pa.Table, names: Sequence[SegmentName], kept: pl.DataFrame) -> tuple[pa.Table, UnitSteps]:
     """Episode rows (ordered so that rollouts of one task are neighbours), their steps in the same order."""
     begins = kept.filter(pl.col("kind") == "begin").unique(["episode_id"], keep="first", maintain_order=True)
     ends = kept.filter(pl.col("kind") == "end").unique(["episode_id"], keep="last", maintain_order=True)
@@ -238,7 +238,7 @@ def _rows(events: pa.Table, names: Sequence[SegmentName], kept: pl.DataFrame) ->
     one = one.join(begins.select("episode_id", begin="row"), on="episode_id", how="left")
     one = one.join(ends.select("episode_id", end="row"), on="episode_id", how="left")
 
-    tasks = _taken(events, "begin", one["begin"], ["task_family", "task_id"])
+    tasks = taken(events, "begin", one["begin"], ["task_family", "task_id"])
     one = one.with_columns(**{name: pl.Series(column) for name, column in tasks.items()})
     one = one.sort(["task_family", "task_id", "episode_id"])
 
@@ -247,47 +247,17 @@ def _rows(events: pa.Table, names: Sequence[SegmentName], kept: pl.DataFrame) ->
     step_keys = step_keys.sort(["place", "sequence"]).with_columns(
         step_index=pl.int_range(pl.len(), dtype=pl.Int32).over("episode_id")
     )
-    columns = _taken(events, "step", step_keys["row"])
-    steps = pa.Table.from_arrays(
-        [
-            step_keys["episode_id"].to_arrow().cast(pa.string()),
-            step_keys["step_index"].to_arrow(),
-            *(columns[column.name] for column in STEP_CONTENT),
-        ],
-        schema=STEPS.arrow,
-    )
-    lengths = one["n_steps"].to_list()
-    episodes = _episodes(events, names, one, steps, lengths)
-    # An episode without steps has no place in the steps file, so its length is left out there.
-    return episodes, steps, [length for length in lengths if length]
-
-
-def _taken(events: pa.Table, name: str, rows: pl.Series, fields: Sequence[str] | None = None) -> dict[str, pa.Array]:
-    """The fields of the struct `name` in these rows of `events`; where the row is null, so are they.
-
-    A field at a time: so only one is in memory twice, and those without a value cost nothing.
-    """
-    kind = EVENT_SCHEMA.field(name).type
-    wanted = rows.to_arrow()
-    taken: dict[str, pa.Array] = {}
-    for field_name in fields or [each.name for each in kind]:
-        index = kind.get_field_index(field_name)
-        pieces = [chunk.field(index) for chunk in events[name].chunks]
-        if all(piece.null_count == len(piece) for piece in pieces):
-            taken[field_name] = pa.nulls(len(wanted), kind.field(index).type)
-        else:
-            taken[field_name] = pa.concat_arrays(pieces).take(wanted)
-    return taken
+    steps = UnitSteps(events, step_keys, one["n_steps"].to_list())
+    return _episodes(events, names, one, steps), steps
 
 
 def _episodes(
     events: pa.Table,
     names: Sequence[SegmentName],
     one: pl.DataFrame,
-    steps: pa.Table,
-    lengths: list[int],
+    steps: UnitSteps,
 ) -> pa.Table:
-    begin, end = _taken(events, "begin", one["begin"]), _taken(events, "end", one["end"])
+    begin, end = taken(events, "begin", one["begin"]), taken(events, "end", one["end"])
     missing = one["missing"].to_arrow().cast(pa.string())
     recorded = whole(events["recorded_at"])
     writers = [names[segment] for segment in one["segment"]]
@@ -317,10 +287,7 @@ def _episodes(
         "wall_ms": wall,
         "extra": _merge_json(begin["extra"], end["extra"]),
         "restore": _merge_json(begin["restore"], end["restore"]),
-        "n_steps": pa.array(lengths, pa.int32()),
-        **_sums_of_steps(steps, lengths),
-        "content_hash": pa.array(content_hashes(steps, lengths), pa.string()),
-        "token_audit": pa.array(token_audits(steps, lengths), pa.string()),
+        **of_steps(steps),
     }
     columns["status"] = pc.if_else(pc.is_valid(missing), "aborted", columns["status"])
     columns["stop_reason"] = pc.coalesce(missing, columns["stop_reason"])
@@ -340,41 +307,6 @@ def _merge_json(first: pa.Array, second: pa.Array) -> pa.Array:
         [merged_objects(one, two) for one, two in pairs],
         pa.string(),
     )
-
-
-def _sums_of_steps(steps: pa.Table, lengths: list[int]) -> dict[str, pa.Array]:
-    """Counts and sums over the steps of each episode; null where no step has a value."""
-    episode = np.repeat(np.arange(len(lengths)), lengths)
-    errors = pc.list_flatten(steps["tool_results"])
-    frame = pl.DataFrame(
-        {
-            "episode": episode,
-            "n_tool_calls": pl.from_arrow(pc.fill_null(pc.list_value_length(steps["tool_calls"]), 0)),
-            "n_tool_errors": _errors_by_step(steps, errors),
-            **{
-                name: pl.from_arrow(steps[name])
-                for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
-            },
-        }
-    )
-    said = {name: pl.col(name).count() for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")}
-    summed = frame.group_by("episode").agg(
-        pl.col("n_tool_calls").sum().cast(pl.Int32),
-        pl.col("n_tool_errors").sum().cast(pl.Int32),
-        *(pl.when(count > 0).then(pl.col(name).sum()).alias(name) for name, count in said.items()),
-    )
-    every = pl.DataFrame({"episode": np.arange(len(lengths))}).join(summed, on="episode", how="left").sort("episode")
-    every = every.with_columns(pl.col("n_tool_calls", "n_tool_errors").fill_null(0))
-    return {name: every[name].to_arrow() for name in every.columns if name != "episode"}
-
-
-def _errors_by_step(steps: pa.Table, results: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    counts = pc.fill_null(pc.list_value_length(steps["tool_results"]), 0).to_numpy()
-    if len(results) == 0:
-        return np.zeros(len(steps), dtype=np.int32)
-    flags = pc.fill_null(pc.struct_field(results, "is_error"), False).to_numpy(zero_copy_only=False)
-    step = np.repeat(np.arange(len(steps)), counts)
-    return np.bincount(step[flags], minlength=len(steps)).astype(np.int32)
 
 
 def _apply_late(events: pa.Table, unique: pl.DataFrame, merged: Merged, known: Mapping[str, KnownEpisode]) -> None:

@@ -8,7 +8,7 @@ writes one file. Then `steps` is committed, then `episodes` with the places move
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
@@ -22,7 +22,15 @@ from trajlake.read.steps_reader import StepsReader
 from trajlake.storage import ObjectStore, Unknown
 from trajlake.table.commit import Change, NewFile, active_files, commit, partitions_by_path
 from trajlake.table.id_index import plan_of
-from trajlake.table.layout import content_name, encode_rows, put_episodes, put_segments, put_steps
+from trajlake.table.layout import (
+    Part,
+    content_name,
+    encode_rows,
+    put_episodes,
+    put_segments,
+    put_steps,
+    with_schema,
+)
 from trajlake.table.rewrite import read_file
 from trajlake.table.tables import open_table
 from trajlake_pipelines.lookup import scan_files
@@ -38,6 +46,7 @@ SMALL_EPISODES_FILE = 4 << 20  # bytes
 _ORDER = ["task_family", "task_id", "group_id", "episode_id"]
 _PLACE = ["episode_id", "steps_path", "row_group", "row_offset", "row_count"]
 _BATCH = 256  # episodes whose steps are read at a time
+_PART_BYTES = 256 << 20  # of steps as Arrow that are held at a time
 
 
 def make_plan(store: ObjectStore, number: int, *, target_bytes: int, everything: bool) -> Plan | None:
@@ -140,17 +149,16 @@ def run(store: ObjectStore, number: int, unit: dict[str, Any]) -> None:
     rows = pq.read_table(pa.BufferReader(store.get(unit["rows"]))).cast(EPISODES.arrow)
     places = pl.from_arrow(rows.select(_PLACE))
     assert isinstance(places, pl.DataFrame)
+    reader = StepsReader(store)
     try:
-        tables = _steps_at(store, places)
+        parts, schema = with_schema(_steps_at(reader, places), lambda: reader.columns(places["steps_path"]))
+        file, found = put_steps(store, f"{number:08d}-{unit['number']:06d}", parts, schema)
     except (StoreUnavailable, AccessRefused, BucketMissing):
         raise
     except (StoreError, FileNotFoundError) as error:
         # Nothing may wait for this plan for ever: it ends without a change, and what can be read stays as it is.
         put_result(store, number, unit["number"], {"unreadable": str(error), "rows": 0})
         return
-    steps = pa.concat_tables(tables).cast(STEPS.arrow)
-    lengths = [len(table) for table in tables]
-    file, found = put_steps(store, f"{number:08d}-{unit['number']:06d}", steps, lengths)
     data = encode_rows(with_places(rows, file.path, found))
     key = content_name(f"{job_folder(number)}/units/{unit['number']:06d}", data)
     _put(store, key, data)
@@ -158,14 +166,22 @@ def run(store: ObjectStore, number: int, unit: dict[str, Any]) -> None:
     put_result(store, number, unit["number"], {"steps_file": steps_file, "episodes": key, "rows": len(rows)})
 
 
-def _steps_at(store: ObjectStore, places: pl.DataFrame) -> list[pa.Table]:
-    """Raises StoreError where they are not there."""
-    reader = StepsReader(store)
-    tables = [table for batch in places.iter_slices(_BATCH) for table in reader.read(batch)]
-    for table, path, count in zip(tables, places["steps_path"], places["row_count"], strict=True):
-        if len(table) != count:
-            raise StoreError(f"{STEPS.name}/{path} is damaged: it has not the steps that episodes say")
-    return tables
+def _steps_at(reader: StepsReader, places: pl.DataFrame) -> Iterator[Part]:
+    """The steps in parts of about _PART_BYTES. Raises StoreError where they are not there."""
+    waiting: list[pa.Table] = []
+    size = 0
+    for batch in reader.batches(places, _BATCH):
+        tables = reader.read(batch)
+        for table, path, count in zip(tables, batch["steps_path"], batch["row_count"], strict=True):
+            if len(table) != count:
+                raise StoreError(f"{STEPS.name}/{path} is damaged: it has not the steps that episodes say")
+        size += sum(table.nbytes for table in tables)
+        waiting += tables
+        if size >= _PART_BYTES:
+            yield pa.concat_tables(waiting), list(map(len, waiting))
+            waiting, size = [], 0
+    if waiting:
+        yield pa.concat_tables(waiting), list(map(len, waiting))
 
 
 def publish(store: ObjectStore, plan: Plan, results: Sequence[dict[str, Any]]) -> None:

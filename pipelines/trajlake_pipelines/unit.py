@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from trajlake.errors import ObjectMissing, SegmentUnreadable, StoreUnavailable
 from trajlake.ingest.segment import decode_segment
 from trajlake.storage import ObjectStore, Unknown
-from trajlake.table.layout import Place, content_name, encode_rows, put_steps
+from trajlake.table.layout import Place, content_name, encode_rows, put_steps, with_schema
 from trajlake_pipelines.merge import Merged, merge
 from trajlake_pipelines.plan import job_folder, put_result, result_key
 from trajlake_pipelines.units import PlannedSegment, Unit
@@ -110,8 +110,9 @@ def _write(
 ) -> UnitResult:
     steps_file = episodes_key = None
     episodes = merged.episodes
-    if len(merged.steps):
-        file, places = put_steps(store, f"{compaction:08d}-{unit.number:06d}", merged.steps, merged.lengths)
+    if merged.sums.steps:
+        parts, schema = with_schema(iter(merged.steps), lambda: merged.steps.columns)
+        file, places = put_steps(store, f"{compaction:08d}-{unit.number:06d}", parts, schema)
         steps_file = {"path": file.path, "size": file.size, "statistics": dict(file.statistics)}
         episodes = with_places(episodes, file.path, places)
     if len(episodes):

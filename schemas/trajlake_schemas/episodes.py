@@ -146,8 +146,13 @@ EPISODES = TableSchema(
             "The file of table `steps` that holds the steps.",
             null="it has no steps",
         ),
-        Column("row_group", pa.int32(), "The row group in that file.", null="it has no steps"),
+        Column(
+            "row_group",
+            pa.int32(),
+            "The row group in that file; of a very large episode the first of several.",
+            null="it has no steps",
+        ),
         Column("row_offset", pa.int32(), "The first row in that row group.", null="it has no steps", unit="row"),
-        Column("row_count", pa.int32(), "Rows there; equals `n_steps`.", null="it has no steps", unit="row"),
+        Column("row_count", pa.int32(), "Rows from there on; equals `n_steps`.", null="it has no steps", unit="row"),
     ),
 )

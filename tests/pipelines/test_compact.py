@@ -324,6 +324,50 @@ def test_units_of_any_size_give_the_same_rows(lake, tmp_path, monkeypatch):
     assert_sound(other)
 
 
+def test_steps_that_are_more_than_an_array_holds_come_in_and_stay_readable(lake, tmp_path, monkeypatch):
+    """With limits that are a millionth of the real ones, in every place that has one."""
+    from tests.rollouts import copy_landing
+
+    with lake.writer(run="run", worker="w", segment_seconds=0.05) as writer:
+        for number in range(6):
+            with writer.episode(episode_id=f"e{number}", task_id=number) as episode:
+                for step in range(40 if number == 3 else 2 * number):  # one has several row groups, one has no step
+                    episode.step(message=f"{step}", tensors={"frame": np.full((20, 10), step, np.uint8)})
+                    writer.flush()
+    other = trajlake.create(tmp_path / "other")
+    copy_landing(lake.store, other.store)
+    compact(other)
+    for name, limit in {
+        "trajlake_pipelines.unit_steps._LARGE": 512,
+        "trajlake_pipelines.unit_steps._PART_BYTES": 1_000,
+        "trajlake.table.layout.LARGEST_GROUP": 2_000,
+        "trajlake.table.rewrite._PART_BYTES": 1_000,
+        "trajlake.read.stitch._MOST_DECODED": 1_000,
+        "trajlake.read.steps_reader._BATCH_BYTES": 1_000,
+        "trajlake_pipelines.optimize_job._PART_BYTES": 1_000,
+    }.items():
+        monkeypatch.setattr(name, limit)
+    compact(lake)
+    groups = [
+        pq.ParquetFile(pa.BufferReader(lake.store.get(f"steps/{path}"))).num_row_groups
+        for path in active_files(open_table(lake.store, "steps"))["path"].to_pylist()
+    ]
+    assert sum(groups) > 6
+    assert_sound(lake)
+    assert_same_rows(lake, other)
+    optimize(lake, everything=True)
+    assert_sound(lake)
+    assert_same_rows(lake, other)
+    retract(lake, ["e4"], reason="leaked", for_good=True)
+    retract(other, ["e4"], reason="leaked", for_good=True)
+    assert_sound(lake)
+    assert_same_rows(lake, other)
+    batch = lake.snapshot().sampler("epochs", where="episode_id = 'e3'").batch(1)
+    assert batch.array("frame")[0, :, 0, 0].tolist() == list(range(40))
+    report = lake.snapshot().export(tmp_path / "shards")
+    assert (report.episodes, report.manifest["steps"]) == (5, 2 + 4 + 40 + 10)
+
+
 def test_a_large_input_is_taken_in_several_plans_and_gives_the_same_rows(tmp_path, monkeypatch):
     from tests.rollouts import copy_landing
 

@@ -8,9 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trajlake.ingest.values import step_row
+from trajlake.read import steps_reader, stitch
 from trajlake.read.steps_reader import StepsReader
 from trajlake.storage import LocalStore
-from trajlake.table.layout import encode_steps
+from trajlake.table import layout
+from trajlake.table import rows as rows_module
+from trajlake.table.layout import encode_steps, schema_of
+from trajlake.table.rewrite import places_in
 from trajlake.table.rows import content_hashes, token_audits
 from trajlake_schemas import STEPS
 
@@ -63,6 +67,18 @@ def test_different_content_has_different_hashes_and_the_same_the_same_wherever_i
     assert alone == hashes[: len(DIFFERENT)]
 
 
+def test_an_episode_too_large_to_be_hashed_at_once_has_one_hash_however_it_is_cut(monkeypatch):
+    words = [{"message": f"{number} " * 50} for number in range(30)]
+    steps, lengths = table(words[:1], words, words, words[::-1])
+    at_once = content_hashes(steps, lengths)
+    monkeypatch.setattr(rows_module, "_HASHED_AT_ONCE", 1_000)
+    first, *large = content_hashes(steps, lengths)
+    assert first == at_once[0]  # one that fits keeps its hash
+    assert large[0] == large[1] != large[2]
+    in_chunks = pa.concat_tables([steps.slice(start, 7) for start in range(0, len(steps), 7)])
+    assert content_hashes(in_chunks, lengths) == [first, *large]
+
+
 def test_ids_times_rewards_and_costs_are_no_content():
     one, lengths = table([{"message": "a", "tool_calls": [CALL], "reward": 1.0, "cost_usd": 1.0, "timestamp": 5}])
     other, _ = table([{"message": "a", "tool_calls": [{**CALL, "id": "2"}], "latency_ms": 3.0}])
@@ -96,14 +112,39 @@ def test_every_episode_is_read_back_from_its_place(tmp_path_factory, lengths, si
         for length in lengths
     ]
     steps, lengths = table(*episodes)
-    data, places = encode_steps(steps, lengths)
-    folder = tmp_path_factory.mktemp("store")
+    data, places = encode_steps([(steps, lengths)], schema_of([(steps, lengths)]))
+    found = read_back(tmp_path_factory.mktemp("store"), data, places)
+    assert pa.concat_tables(found).equals(steps)
+    assert [len(each) for each in found] == lengths
+
+
+def read_back(folder, data, places):
+    """The steps at these places of a file."""
     (folder / "steps").mkdir()
     (folder / "steps" / "x.parquet").write_bytes(data)
     where = pl.DataFrame(
         [{"steps_path": "x.parquet", **vars(place)} for place in places],
         schema={"steps_path": pl.String, "row_group": pl.Int32, "row_offset": pl.Int32, "row_count": pl.Int32},
     )
-    found = StepsReader(LocalStore(folder)).read(where)
+    reader = StepsReader(LocalStore(folder))
+    assert pl.concat(reader.batches(where, 2)).equals(where)
+    return reader.read(where)
+
+
+def test_an_episode_too_large_for_a_row_group_has_several_and_is_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(layout, "ROW_GROUP_ARROW_BYTES", 5_000)
+    monkeypatch.setattr(layout, "LARGEST_GROUP", 10_000)
+    monkeypatch.setattr(stitch, "_MOST_DECODED", 15_000)
+    monkeypatch.setattr(steps_reader, "_BATCH_BYTES", 20_000)
+    rng = np.random.default_rng(0)
+    sizes = [[20], [3_000] * 9, [], [25_000, 10], [5] * 40]
+    steps, lengths = table(
+        *([{"tensors": {"x": rng.integers(0, 256, size, np.uint8)}} for size in episode] for episode in sizes)
+    )
+    data, places = encode_steps([(steps, lengths)], schema_of([(steps, lengths)]))
+    assert len({place.row_group for place in places}) == 4
+    found = read_back(tmp_path, data, places)
     assert pa.concat_tables(found).equals(steps)
-    assert [len(each) for each in found] == lengths
+    assert [len(each) for each in found] == [length for length in lengths if length]
+    there = places_in(LocalStore(tmp_path), ["x.parquet"])
+    assert [place for _, place in there.values()] == places

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trajlake.errors import StoreError
 from trajlake.read.stitch import Footer, decode
 from trajlake.table import layout
-from trajlake.table.layout import PAGED, encode_steps, with_nulls
+from trajlake.table.layout import PAGED, encode_steps, schema_of, with_nulls
 from trajlake_schemas import STEPS
 
 pytestmark = pytest.mark.unit
@@ -89,7 +89,7 @@ def test_of_a_file_of_ours_wanted_rows_come_back_as_they_are_and_pages_of_others
     rng = random.Random(seed)
     lengths = [rng.choice([1, 3, 30, 200]) for _ in range(60)]
     table = pa.concat_tables([steps(number, length, COLUMNS) for number, length in enumerate(lengths)])
-    data, places = encode_steps(table, lengths)
+    data, places = encode_steps([(table, lengths)], schema_of([(table, lengths)]))
     footer = Footer(bytes(data[-8 - int.from_bytes(data[-8:-4], "little") :]))
     firsts = np.cumsum([0, *lengths])
     chosen = rng.sample(range(60), 6)
@@ -121,7 +121,7 @@ def test_booleans_that_are_all_null_inside_of_lists_come_back():
         {"episode_id": "e", "step_index": 0, "tool_results": results, "loss_mask": [None, None], "terminated": None}
     ]
     table = pa.Table.from_pylist(rows, schema=STEPS.arrow)
-    data = bytes(encode_steps(table, [1])[0])
+    data = bytes(encode_steps([(table, [1])], schema_of([(table, [1])]))[0])
     group = Footer(data[-8 - int.from_bytes(data[-8:-4], "little") :]).row_group(0)
     [found] = decode([(group, data[group.extent.start :][: group.extent.length])], [[(0, 1)]])
     assert found.equals(table)
@@ -181,7 +181,7 @@ def test_steps_of_any_values_come_back_whole_and_those_that_are_wanted_alone(wri
     lengths = [len(episode) for episode in written]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "_PAGE_VALUES", data.draw(st.integers(0, 5), label="least values of a page"))
-        file, places = encode_steps(table, lengths)
+        file, places = encode_steps([(table, lengths)], schema_of([(table, lengths)]))
     group = Footer(bytes(file[-8 - int.from_bytes(file[-8:-4], "little") :])).row_group(0)
     inputs = [(group, bytes(file[group.extent.start : group.extent.start + group.extent.length]))]
     assert decode(inputs)[0].equals(table)

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 _PLAN = "plan.json"
 _log = logging.getLogger("trajlake")
-_BATCH = 256  # episodes in memory at a time
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def export(
     parts, how = _parts(snapshot, rows, format, foreign, shards)
     work = target.with_name(target.name + ".incomplete")
     with _working_folder(work, plan):
-        files, resumed = _write_parts(parts, len(rows), work, on_progress)
+        files, resumed = _write_parts(snapshot, parts, len(rows), work, on_progress)
         manifest = {
             **plan,
             "episodes": len(rows),
@@ -174,7 +173,11 @@ def _parts(
 
 
 def _write_parts(
-    parts: list[_Part], episodes: int, work: Path, on_progress: Callable[[int, int], None] | None
+    snapshot: Snapshot,
+    parts: list[_Part],
+    episodes: int,
+    work: Path,
+    on_progress: Callable[[int, int], None] | None,
 ) -> tuple[list[ShardFile], int]:
     files: list[ShardFile] = []
     resumed = done = 0
@@ -191,7 +194,7 @@ def _write_parts(
 
         def batches(rows: pl.DataFrame = part.rows) -> Iterator[pl.DataFrame]:
             nonlocal done
-            for batch in rows.iter_slices(_BATCH):
+            for batch in snapshot.batches(rows):
                 yield batch
                 done += len(batch)
                 if on_progress is not None:

@@ -30,6 +30,7 @@ from trajlake_schemas.episodes import BEGIN, OUTCOME
 from trajlake_schemas.steps import STEP_CONTENT
 
 _THREADS = 8
+_IN_ONE_PIECE = 512 << 20  # bytes of events: an array holds less than 2 GiB
 _SUMS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
 Writer = tuple[str, str, int]
 
@@ -161,7 +162,9 @@ class LandingTail:
 def landed(ended: Sequence[tuple[Writer, pa.Table]]) -> list[Landed]:
     """Episodes from their events: each all of one attempt by one writer, its end included."""
     tables = [_in_order(events) for _, events in ended]
-    events = pa.concat_tables(tables).combine_chunks()
+    events = pa.concat_tables(tables)
+    if events.nbytes <= _IN_ONE_PIECE:
+        events = events.combine_chunks()
     steps, lengths = _steps(events, tables)
     derived = _derived(steps, lengths)
     rows, first_step = [], 0
@@ -227,11 +230,14 @@ def _steps(events: pa.Table, tables: Sequence[pa.Table]) -> tuple[pa.Table, list
     episode = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     lengths = np.bincount(episode[is_step.to_numpy()], minlength=len(tables)).tolist()
     chosen = events.filter(is_step)
-    content = pa.concat_arrays(chosen["step"].chunks or [pa.array([], _STEP)])
-    columns = dict(zip([field.name for field in _STEP], content.flatten(), strict=True))
+    pieces = [chunk.flatten() for chunk in chosen["step"].chunks]
+    columns = {
+        field.name: pa.chunked_array([piece[place] for piece in pieces], field.type)
+        for place, field in enumerate(_STEP)
+    }
     index = np.concatenate([np.arange(length) for length in lengths])
     arrays = [
-        pa.concat_arrays(chosen["episode_id"].chunks or [pa.array([], pa.string())]),
+        chosen["episode_id"],
         pa.array(index, pa.int32()),
         *(columns[column.name] for column in STEP_CONTENT),
     ]

@@ -165,7 +165,7 @@ class Snapshot:
 
     def _with_steps(self, rows: pl.DataFrame) -> Iterator[Trajectory]:
         """The trajectories of these rows, in bounded batches."""
-        for batch in rows.iter_slices(256):
+        for batch in self.batches(rows):
             for row, steps in zip(batch.iter_rows(named=True), self.steps_of(batch), strict=True):
                 yield Trajectory(restored(row), [restored(step) for step in steps.to_pylist()])
 
@@ -174,6 +174,11 @@ class Snapshot:
         was decoded beside them is kept for later calls, up to CACHE_BYTES: for who draws at random, again and again."""
         with _reading(self):
             return self._reader.read(rows.select(_PLACE), keep=keep)
+
+    def batches(self, rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        """These episode rows in batches of which the steps fit into memory."""
+        with _reading(self):
+            yield from self._reader.batches(rows)
 
     @cached_property
     def _reader(self) -> StepsReader:

@@ -7,13 +7,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from trajlake.errors import StoreError
 from trajlake.read.stitch import Footer, RowGroup, decode
 from trajlake.storage import ByteRange, ObjectStore
+from trajlake.table.sizes import cut
 from trajlake_schemas import STEPS
 
 _FOOTER_GUESS = 256 * 1024
@@ -22,6 +25,7 @@ _THREADS = 8
 _GROUPS_AT_ONCE = 16  # row groups of a file that are asked for together
 _DECODED_AT_ONCE = 4 << 20  # encoded bytes that are decoded together: enough to be worth it, and work for every core
 _ARROW_RATIO = 3  # bytes of Arrow to encoded ones, about
+_BATCH_BYTES = 256 << 20  # of Arrow: where steps become Python objects or JSON, that is several times as much
 _WORTH_KEEPING = 0.5  # of what is drawn from: where less fits, decoding what is wanted alone costs less
 
 Group = tuple[str, int]  # path of the file, number of the row group
@@ -104,9 +108,44 @@ class StepsReader:
         return [
             empty
             if row["steps_path"] is None
-            else groups[row["steps_path"], row["row_group"]].slice(row["row_offset"], row["row_count"])
+            else self._with_following(
+                groups[row["steps_path"], row["row_group"]].slice(row["row_offset"], row["row_count"]), row
+            )
             for row in rows
         ]
+
+    def _with_following(self, first: pa.Table, row: Mapping[str, Any]) -> pa.Table:
+        """All steps of an episode of which `first` has those in its first row group."""
+        found, path, number, missing = [first], row["steps_path"], row["row_group"] + 1, row["row_count"] - len(first)
+        while missing > 0 and number < self._footer(path).row_groups:
+            ((_, group, data),) = self._fetched(path, [number])
+            found.append(decode([(group, data)])[0].slice(0, missing))
+            number, missing = number + 1, missing - len(found[-1])
+        return first if len(found) == 1 else pa.concat_tables(found)
+
+    def batches(self, rows: pl.DataFrame, most: int = 256) -> Iterator[pl.DataFrame]:
+        """`rows`, with columns as in `read`, in batches of at most `most`, of which the steps are at most about
+        _BATCH_BYTES as Arrow; an episode that is larger is alone."""
+        for batch in rows.iter_slices(most):
+            places = batch.select("steps_path", "row_group", "row_count").rows()
+            paths = list(dict.fromkeys(path for path, _, _ in places if path is not None))
+            if len(paths) > 1:
+                with ThreadPoolExecutor(_THREADS) as pool:
+                    list(pool.map(self._footer, paths))
+            sizes = np.cumsum([0.0, *(self._decoded(*place) for place in places)])
+            for start, end in cut(sizes, _BATCH_BYTES):
+                yield batch[start:end]
+
+    def columns(self, paths: Iterable[str]) -> set[str]:
+        """The columns that any of these files has."""
+        return set().union(*(self._footer(path).columns for path in set(paths)))
+
+    def _decoded(self, path: str | None, number: int, count: int) -> float:
+        """About how many bytes of Arrow the steps of an episode are."""
+        if path is None:
+            return 0.0
+        group = self._footer(path).row_group(number)
+        return group.decoded * count / max(1, group.rows)
 
     def _read(self, wanted: list[Group]) -> Iterator[list[Fetched]]:
         """These row groups in parts: what is decoded together."""

@@ -26,11 +26,13 @@ import pyarrow.parquet as pq
 from trajlake.errors import StoreError
 from trajlake.storage import ByteRange
 from trajlake.table.layout import PAGED, with_nulls
+from trajlake.table.sizes import cut
 from trajlake_schemas import STEPS
 
 _TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "GZIP": 2, "BROTLI": 4, "ZSTD": 6, "LZ4": 7}
 _GROUPS_KEPT = 1_024  # of a file, less than a kilobyte each
+_MOST_DECODED = 256 << 20  # bytes of Arrow at once: a nested column of 2 GiB cannot be decoded, and all is held twice
 _WORTH_THREADS = 512 * 1024  # encoded bytes from which on Arrow's threads are worth waking: one a column
 _MAGIC = b"PAR1"
 
@@ -84,10 +86,12 @@ class Page(NamedTuple):
 @dataclass(frozen=True)
 class RowGroup:
     """Where a row group is in its file; and of each column where its pages begin and end, counted from there, where its
-    data pages begin (behind the dictionary's, where there is one), and how many values it has; shape (columns, 4)."""
+    data pages begin (behind the dictionary's, where there is one), and how many values it has; shape (columns, 4).
+    `decoded` are its bytes without compression."""
 
     extent: ByteRange
     rows: int
+    decoded: int
     chunks: np.ndarray[Any, np.dtype[np.int64]]
     shape: Shape
     pages: dict[int, list[Page]] = field(default_factory=dict)
@@ -106,22 +110,34 @@ class Footer:
         self._shapes: dict[tuple[tuple[str, bool], ...], Shape] = {}
         self._groups: OrderedDict[int, RowGroup] = OrderedDict()
 
+    @property
+    def row_groups(self) -> int:
+        """How many there are."""
+        return int(self._metadata.num_row_groups)
+
+    @property
+    def columns(self) -> list[str]:
+        """Their names."""
+        return list(self._metadata.schema.to_arrow_schema().names)
+
     def row_group(self, number: int) -> RowGroup:
         """Where it is and what it is made of."""
         known = self._groups.get(number)
         if known is not None:
             return known
         group = self._metadata.row_group(number)
-        chunks, storage = [], []
+        chunks, storage, decoded = [], [], 0
         for column in map(group.column, range(group.num_columns)):
             page, dictionary = column.data_page_offset, column.has_dictionary_page
             start = min(page, column.dictionary_page_offset or page) if dictionary else page
             chunks.append((start, start + column.total_compressed_size, page, column.num_values))
             storage.append((column.compression, dictionary))
+            decoded += column.total_uncompressed_size
         first, last = min(chunk[0] for chunk in chunks), max(chunk[1] for chunk in chunks)
         found = RowGroup(
             ByteRange(first, last - first),
             group.num_rows,
+            decoded,
             np.array(chunks, np.int64) - [first, first, first, 0],
             self._shape(tuple(storage)),
         )
@@ -149,7 +165,9 @@ def decode(groups: Sequence[tuple[RowGroup, bytes]], wanted: Sequence[Rows] | No
     for place, (group, _) in enumerate(groups):
         together.setdefault(group.shape, []).append(place)
     for shape, places in together.items():
-        for part in [[place] for place in places] if shape.has_dictionary else [places]:
+        sizes = np.cumsum([0, *(groups[place][0].decoded for place in places)])
+        runs = cut(sizes, 0 if shape.has_dictionary else _MOST_DECODED)
+        for part in [places[start:end] for start, end in runs]:
             mine = [groups[place] for place in part]
             try:
                 rows = None if wanted is None else [wanted[place] for place in part]

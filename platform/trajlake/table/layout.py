@@ -2,6 +2,7 @@
 
 `steps`: the rows of one episode are contiguous and in order, and a row group never splits an episode. Row groups
 aim at ~100 KiB encoded and at most 1 MiB of Arrow, so that one episode costs one small read and little decoding.
+Only an episode of more than LARGEST_GROUP has several row groups, which are its own.
 Token ids and what runs beside them are most of what there is to decode, and hold little that repeats in other
 episodes: these columns have pages of few episodes, of which `trajlake.read.stitch` decodes those that are wanted.
 A column that is all null in a file is not in it: readers of Delta tables fill it in, and `with_nulls` does.
@@ -10,8 +11,9 @@ A column that is all null in a file is not in it: readers of Delta tables fill i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +22,12 @@ import pyarrow.parquet as pq
 from trajlake.errors import StoreUnavailable
 from trajlake.storage import ObjectStore, Unknown
 from trajlake.table.commit import NewFile, statistics
-from trajlake.table.rows import whole
+from trajlake.table.sizes import cut, offsets, row_bytes, whole
 from trajlake_schemas import EPISODES, SEGMENTS, STEPS
 
 ROW_GROUP_BYTES = 128 * 1024  # encoded
 ROW_GROUP_ARROW_BYTES = 1 << 20  # and decoded: text that repeats much is small on disk, and still has to be decoded
+LARGEST_GROUP = 512 << 20  # of Arrow: readers give up on nested columns of 2 GiB, and hold several times a row group
 _FIRST_RATIO = 4.0  # Arrow bytes to encoded bytes, before the file itself has shown its own
 _LARGE = (  # what zstd makes smaller by enough: a page of it costs 12 µs to open, one of lz4 costs 1
     "message", "reasoning", "tool_calls.list.element.arguments", "tool_results.list.element.content",
@@ -46,42 +49,80 @@ _PRUNED = ("episode_id", "step_index", "source", "timestamp", "reward", "policy_
 
 @dataclass(frozen=True)
 class Place:
-    """Where the steps of one episode are: row group, first row in it, number of rows."""
+    """Where the steps of one episode are: row group, first row in it, number of rows; those that the row group does not
+    have are in the next ones."""
 
     row_group: int
     row_offset: int
     row_count: int
 
 
-def encode_steps(steps: pa.Table, lengths: Sequence[int]) -> tuple[memoryview, list[Place]]:
-    """`steps`, whose consecutive runs of `lengths` rows are one episode each, as one Parquet file; and the places."""
+Part = tuple[pa.Table, Sequence[int]]
+"""Steps of whole episodes, and how many each has: consecutive runs of rows."""
+
+
+def encode_steps(parts: Iterable[Part], schema: pa.Schema) -> tuple[memoryview, list[Place]]:
+    """The parts as one Parquet file with the columns of `schema` (see schema_of), and the places of the episodes; those
+    without steps have none. One part is in memory at a time. A row group ends with its part."""
     sink = pa.BufferOutputStream()
     places: list[Place] = []
-    steps = steps.select([field.name for field in steps.schema if not _is_absent(field, steps)])
-    with _steps_writer(sink, steps.schema) as writer:
-        bytes_by_row = _row_bytes(steps)
-        ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
-        start_row = group = encoded = 0
-        arrow_bytes = 0.0
-        first = 0  # the first episode of the row group
-        while first < len(lengths):
-            ratio = arrow_bytes / encoded if encoded else _FIRST_RATIO
-            limit = bytes_by_row[start_row] + min(ROW_GROUP_BYTES * ratio, ROW_GROUP_ARROW_BYTES)
-            last = first + 1
-            while last < len(lengths) and bytes_by_row[ends[last]] <= limit:
-                last += 1
-            end_row = int(ends[last - 1])
-            offset = 0
-            for episode in range(first, last):
-                places.append(Place(group, offset, int(lengths[episode])))
-                offset += int(lengths[episode])
-            before = sink.tell()
-            rows = _in_pages(steps.slice(start_row, end_row - start_row), lengths[first:last])
-            writer.write_table(rows, row_group_size=max(1, end_row - start_row))
-            encoded += sink.tell() - before
-            arrow_bytes += float(bytes_by_row[end_row] - bytes_by_row[start_row])
-            start_row, first, group = end_row, last, group + 1
+    encoded, arrow_bytes = 0, 0.0  # so far
+    with _steps_writer(sink, schema) as writer:
+
+        def write(rows: pa.Table, lengths: Sequence[int]) -> None:
+            writer.write_table(_in_pages(rows, lengths), row_group_size=max(1, len(rows)))
+
+        group = 0
+        for part, all_lengths in parts:
+            steps, lengths = part.select(schema.names), [length for length in all_lengths if length]
+            sizes = row_bytes(steps)
+            ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
+            start_row = first = 0  # the first episode of the row group
+            while first < len(lengths):
+                ratio = arrow_bytes / encoded if encoded else _FIRST_RATIO
+                limit = sizes[start_row] + min(ROW_GROUP_BYTES * ratio, ROW_GROUP_ARROW_BYTES)
+                last = first + 1
+                while last < len(lengths) and sizes[ends[last]] <= limit:
+                    last += 1
+                end_row = int(ends[last - 1])
+                before = sink.tell()
+                if last == first + 1 and sizes[end_row] - sizes[start_row] > LARGEST_GROUP:
+                    places.append(Place(group, 0, int(lengths[first])))
+                    for start, end in cut(sizes[start_row : end_row + 1], LARGEST_GROUP):
+                        write(steps.slice(start_row + start, end - start), [end - start])
+                        group += 1
+                else:
+                    offset = 0
+                    for length in lengths[first:last]:
+                        places.append(Place(group, offset, int(length)))
+                        offset += int(length)
+                    write(steps.slice(start_row, end_row - start_row), lengths[first:last])
+                    group += 1
+                encoded += sink.tell() - before
+                arrow_bytes += float(sizes[end_row] - sizes[start_row])
+                start_row, first = end_row, last
     return memoryview(sink.getvalue()), places
+
+
+def schema_of(parts: Iterable[Part]) -> pa.Schema:
+    """The columns that a file of these has: without those that are all null."""
+    present = {field.name for steps, _ in parts for field in steps.schema if not _is_absent(field, steps)}
+    return _columns(present)
+
+
+def _columns(names: Collection[str]) -> pa.Schema:
+    return pa.schema([field for field in STEPS.arrow if field.name in names])
+
+
+def with_schema(
+    parts: Iterator[Part], columns_of_all: Callable[[], Collection[str]]
+) -> tuple[Iterable[Part], pa.Schema]:
+    """The parts, and the columns that their file has. Several parts are not looked at beforehand: of these it has
+    `columns_of_all`."""
+    first = list(islice(parts, 2))
+    if len(first) < 2:
+        return first, schema_of(first)
+    return chain(first, parts), _columns(columns_of_all())
 
 
 def _in_pages(rows: pa.Table, lengths: Sequence[int]) -> pa.Table:
@@ -91,7 +132,7 @@ def _in_pages(rows: pa.Table, lengths: Sequence[int]) -> pa.Table:
         array = whole(rows[name])
         pages = [(0, len(array))]
         if name in PAGED:
-            pages = _pages(lengths, np.diff(_offsets(array)[np.cumsum([0, *lengths])]))
+            pages = _pages(lengths, np.diff(offsets(array)[np.cumsum([0, *lengths])]))
         columns.append(pa.chunked_array([array.slice(*page) for page in pages], array.type))
     return pa.Table.from_arrays(columns, schema=rows.schema)
 
@@ -162,43 +203,6 @@ def _leaves(schema: pa.Schema) -> list[str]:
     return leaves
 
 
-def _row_bytes(table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Cumulative Arrow bytes before each row (length rows + 1), from the offsets of the nested and text columns."""
-    total = np.zeros(len(table) + 1)
-    for column in table.columns:
-        total += _cumulative(whole(column))
-    return total
-
-
-def _cumulative(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    rows = len(array)
-    kind = array.type
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        offsets = _offsets(array)
-        return np.asarray(offsets - offsets[0] + np.arange(rows + 1), dtype=np.float64)
-    if pa.types.is_list(kind) or pa.types.is_map(kind):
-        offsets = _offsets(array)
-        if pa.types.is_map(kind):
-            inner = _cumulative(array.keys) + _cumulative(array.items)
-        else:
-            inner = _cumulative(array.values)
-        return np.asarray(inner[offsets] - inner[offsets[0]] + np.arange(rows + 1), dtype=np.float64)
-    if pa.types.is_struct(kind):
-        total = np.arange(rows + 1, dtype=np.float64)
-        for child in array.flatten():
-            total += _cumulative(child)
-        return total
-    width = max(1, kind.bit_width // 8)
-    return np.arange(rows + 1, dtype=np.float64) * float(width)
-
-
-def _offsets(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    buffer = array.buffers()[1]
-    if buffer is None or len(array) == 0:
-        return np.zeros(len(array) + 1, dtype=np.int64)
-    return np.frombuffer(buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-
-
 def encode_rows(rows: pa.Table) -> bytes:
     """Rows of `episodes` or `segments` as one Parquet file."""
     sink = pa.BufferOutputStream()
@@ -221,11 +225,18 @@ def put_file(store: ObjectStore, table: str, prefix: str, data: bytes | memoryvi
     return path
 
 
-def put_steps(store: ObjectStore, prefix: str, steps: pa.Table, lengths: Sequence[int]) -> tuple[NewFile, list[Place]]:
+def put_steps(store: ObjectStore, prefix: str, parts: Iterable[Part], schema: pa.Schema) -> tuple[NewFile, list[Place]]:
     """Write one `steps` file; see encode_steps."""
-    data, places = encode_steps(steps, lengths)
+    ids: list[pa.Table] = []
+
+    def seen() -> Iterator[Part]:
+        for steps, lengths in parts:
+            ids.append(steps.select(["episode_id"]))
+            yield steps, lengths
+
+    data, places = encode_steps(seen(), schema)
     path = put_file(store, STEPS.name, prefix, data)
-    return NewFile(path, len(data), statistics(steps, ["episode_id"])), places
+    return NewFile(path, len(data), statistics(pa.concat_tables(ids), ["episode_id"])), places
 
 
 _EPISODE_STATISTICS = [

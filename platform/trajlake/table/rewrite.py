@@ -6,7 +6,9 @@ that can hold a touched episode are read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from deltalake import DeltaTable
 from trajlake.storage import ObjectStore
 from trajlake.table.commit import Change, NewFile, active_files
 from trajlake.table.id_index import Runs, files_that_may_hold
-from trajlake.table.layout import Place, put_episodes, put_steps, with_nulls
+from trajlake.table.layout import Part, Place, put_episodes, put_steps, with_nulls, with_schema
+from trajlake.table.sizes import cut
 from trajlake_schemas import EPISODES, STEPS
 
 # Late scores of these names are the episode's own reward and success (1 or 0), not only components of its reward.
@@ -26,10 +29,11 @@ SCORED_REWARD = "reward"
 SCORED_SUCCESS = "success"
 _VERDICTS = {1.0: True, 0.0: False}
 NO_REASON = "no reason given"  # of a retraction
+_PART_BYTES = 256 << 20  # of steps as Arrow that are copied at a time
 
 
 def read_file(store: ObjectStore, table: str, path: str, columns: list[str] | None = None) -> pa.Table:
-    """A whole file of a table; of `steps` those columns that are not all null in it."""
+    """A whole file of `episodes` or `segments`."""
     return pq.read_table(pa.BufferReader(store.get(f"{table}/{path}")), columns=columns)
 
 
@@ -57,15 +61,38 @@ def steps_without(
         rows = read_file(store, EPISODES.name, path, ["episode_id", "steps_path"])
         holders.update(rows.filter(pc.is_in(rows["episode_id"], wanted))["steps_path"].drop_null().to_pylist())
     for path in sorted(holders):
-        rows = read_file(store, STEPS.name, path)
-        keep = rows.filter(pc.invert(pc.is_in(rows["episode_id"], wanted)))
-        if len(keep) == len(rows):
+        file = pq.ParquetFile(pa.BufferReader(store.get(f"{STEPS.name}/{path}")))
+        is_gone = pc.is_in(file.read(columns=["episode_id"])["episode_id"], wanted)
+        if not pc.any(is_gone).as_py():
             continue
         remove.append(path)
-        if len(keep):
-            moved = with_nulls(keep, STEPS.arrow)
-            add.append(put_steps(store, moved_name(prefix), moved, run_lengths(moved["episode_id"]))[0])
+        if not pc.all(is_gone).as_py():
+            parts, schema = with_schema(_without(file, wanted), partial(list, file.schema_arrow.names))
+            add.append(put_steps(store, moved_name(prefix), parts, schema)[0])
     return Change(add, remove)
+
+
+def _without(file: pq.ParquetFile, episodes: pa.Array) -> Iterator[Part]:
+    """The steps of the others, in parts of about _PART_BYTES."""
+    sizes = np.cumsum([0, *map(_decoded_bytes, map(file.metadata.row_group, range(file.num_row_groups)))])
+    waiting: list[pa.Table] = []
+    for start, end in cut(sizes, _PART_BYTES):
+        rows = file.read_row_groups(range(start, end))
+        if waiting and rows["episode_id"][0] != waiting[-1]["episode_id"][-1]:
+            yield _others(waiting, episodes)
+            waiting = []
+        waiting.append(rows)  # an episode that is so large that it has several row groups stays together
+    yield _others(waiting, episodes)
+
+
+def _others(tables: list[pa.Table], episodes: pa.Array) -> Part:
+    rows = with_nulls(pa.concat_tables(tables), STEPS.arrow)
+    keep = rows.filter(pc.invert(pc.is_in(rows["episode_id"], episodes)))
+    return keep, run_lengths(keep["episode_id"])
+
+
+def _decoded_bytes(group: pq.RowGroupMetaData) -> int:
+    return sum(int(group.column(index).total_uncompressed_size) for index in range(group.num_columns))
 
 
 def places_in(store: ObjectStore, paths: Iterable[str]) -> dict[str, tuple[str, Place]]:
@@ -77,7 +104,13 @@ def places_in(store: ObjectStore, paths: Iterable[str]) -> dict[str, tuple[str, 
             ids = file.read_row_group(group, columns=["episode_id"])["episode_id"]
             offset = 0
             for length in run_lengths(ids):
-                found[ids[offset].as_py()] = (path, Place(group, offset, length))
+                episode = ids[offset].as_py()
+                before = found.get(episode)
+                if before is not None and before[0] == path:  # it goes on from the row group before
+                    place = replace(before[1], row_count=before[1].row_count + length)
+                else:
+                    place = Place(group, offset, length)
+                found[episode] = path, place
                 offset += length
     return found
 

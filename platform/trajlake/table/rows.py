@@ -11,14 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trajlake.table.sizes import cut, row_bytes, whole
+
 # What was done and what was seen. Ids, times, costs and rewards may differ between two equal rollouts.
 CONTENT_COLUMNS = ("source", "message", "content_parts", "reasoning", "tool_calls", "tool_results", "tensors")
 _NOT_CONTENT = {"id", "call_id"}
-
-
-def whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array; one that is in one piece is not copied."""
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+_HASHED_AT_ONCE = 512 << 20  # bytes of content. It decides the hash of a larger episode, so it must not change
 
 
 def merged_objects(first: str | None, second: str | None) -> str | None:
@@ -43,12 +41,30 @@ def _object(text: str) -> dict[str, Any]:
 def content_hashes(steps: pa.Table, lengths: Sequence[int]) -> list[str]:
     """One hash (32 hex digits of BLAKE2b) an episode over CONTENT_COLUMNS of its consecutive rows.
 
-    Values and nulls decide, not buffers: equal rows give equal hashes wherever they stand.
+    Values and nulls decide, not buffers: equal rows give equal hashes wherever they stand. An episode with more
+    than _HASHED_AT_ONCE has the hash of the hashes of its parts.
     """
+    content = steps.select(list(CONTENT_COLUMNS))
+    sizes = row_bytes(content)
+    if sizes[-1] <= _HASHED_AT_ONCE:
+        return _hashes(content, lengths)
+    hashes: list[str] = []
+    start = 0
+    for length in lengths:
+        episode = content.slice(start, length)
+        runs = list(cut(sizes[start : start + length + 1], _HASHED_AT_ONCE)) or [(0, 0)]
+        parts = [_hashes(episode.slice(first, end - first), [end - first])[0] for first, end in runs]
+        whole_hash = hashlib.blake2b("".join(parts).encode(), digest_size=16).hexdigest()
+        hashes.append(parts[0] if len(parts) == 1 else whole_hash)
+        start += length
+    return hashes
+
+
+def _hashes(content: pa.Table, lengths: Sequence[int]) -> list[str]:
     bounds = np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))])
     feeds: list[_Feed] = []
-    for name in CONTENT_COLUMNS:
-        _collect(whole(steps[name]), bounds, feeds)
+    for column in content.columns:
+        _collect(whole(column), bounds, feeds)
     hashes = []
     for episode, length in enumerate(lengths):
         digest = hashlib.blake2b(length.to_bytes(8, "little"), digest_size=16)
