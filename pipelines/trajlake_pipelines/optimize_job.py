@@ -169,19 +169,22 @@ def run(store: ObjectStore, number: int, unit: dict[str, Any]) -> None:
 def _steps_at(reader: StepsReader, places: pl.DataFrame) -> Iterator[Part]:
     """The steps in parts of about _PART_BYTES. Raises StoreError where they are not there."""
     waiting: list[pa.Table] = []
+    lengths: list[int] = []
     size = 0
     for batch in reader.batches(places, _BATCH):
         tables = reader.read(batch)
         for table, path, count in zip(tables, batch["steps_path"], batch["row_count"], strict=True):
             if len(table) != count:
                 raise StoreError(f"{STEPS.name}/{path} is damaged: it has not the steps that episodes say")
-        size += sum(table.nbytes for table in tables)
-        waiting += tables
+        # In one piece: a table with a chunk an episode takes more memory than what it holds, and is slow to cut.
+        waiting.append(tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks())
+        lengths += map(len, tables)
+        size += waiting[-1].nbytes
         if size >= _PART_BYTES:
-            yield pa.concat_tables(waiting), list(map(len, waiting))
-            waiting, size = [], 0
+            yield pa.concat_tables(waiting), lengths
+            waiting, lengths, size = [], [], 0
     if waiting:
-        yield pa.concat_tables(waiting), list(map(len, waiting))
+        yield pa.concat_tables(waiting), lengths
 
 
 def publish(store: ObjectStore, plan: Plan, results: Sequence[dict[str, Any]]) -> None:

@@ -129,6 +129,22 @@ def test_units_of_any_size(lake, monkeypatch):
     assert_same_rows(lake, before)
 
 
+def test_many_small_episodes_are_put_together_and_not_held_one_by_one(lake, monkeypatch):
+    chunks = []
+    real = optimize_job.put_steps
+
+    def put_steps(store, prefix, parts, schema):
+        parts = list(parts)
+        chunks.extend(steps["message"].num_chunks for steps, _ in parts)
+        return real(store, prefix, parts, schema)
+
+    monkeypatch.setattr(optimize_job, "put_steps", put_steps)
+    monkeypatch.setattr(optimize_job, "_BATCH", 10)
+    assert optimize(lake).episodes == 40
+    assert chunks == [4]
+    assert_sound(lake)
+
+
 def _optimize_here(uri):
     optimize(trajlake.connect(uri))
 
