@@ -43,6 +43,7 @@ def test_sql_over_episodes_and_steps(lake):
     ("sql", "reason"),
     [
         ("SELECT rewrd FROM episodes", "unknown column 'rewrd': did you mean reward or rewards"),
+        ("SELECT tags.team FROM episodes", r"no column has a field 'team': the tag of that name is tags\['team'\]"),
         ("SELEC 1", "'SELEC' is not how it may begin: write SELECT, WITH, "),
         ("SELECT * FROM nowhere", "there is no table 'nowhere'"),
         ("SELECT foo(1)", "unsupported function 'foo'"),

@@ -306,6 +306,9 @@ def _reading(snapshot: Snapshot) -> Iterator[None]:
         raise QueryError(_one_line(error)) from error
     except pl.exceptions.ColumnNotFoundError as error:
         raise QueryError(_unknown_column(str(error))) from error
+    except pl.exceptions.StructFieldNotFoundError as error:
+        name = str(error).splitlines()[0]
+        raise QueryError(f"no column has a field {name!r}: the tag of that name is tags[{name!r}]") from error
     except pl.exceptions.PolarsError as error:
         raise QueryError(_one_line(error)) from error
 
