@@ -15,6 +15,7 @@ from tests.rollouts import record
 import trajlake
 from trajlake.errors import ExportError, UsageError
 from trajlake.read import shards as shards_module
+from trajlake.read import steps_reader
 from trajlake_pipelines.compact import compact
 
 pytestmark = pytest.mark.beam
@@ -109,15 +110,40 @@ def test_messages_are_chat_messages_with_the_rest_beside(snapshot, tmp_path):
     assert [tensor["name"] for tensor in classic["tensors"]] == ["observation", "action"]
 
 
+def test_an_export_reads_each_row_group_once_however_it_is_shuffled_and_batched(tmp_path, monkeypatch):
+    monkeypatch.setattr("trajlake.table.layout.ROW_GROUP_ARROW_BYTES", 1_000)
+    monkeypatch.setattr(steps_reader, "BATCH", 8)
+    lake = trajlake.create(tmp_path / "lake")
+    record(lake, range(64))
+    compact(lake)
+    snapshot = lake.snapshot()
+    groups = len(snapshot.episodes.select("steps_path", "row_group").unique().collect())
+    assert groups > 10
+    read = []
+    real = steps_reader.decode
+    monkeypatch.setattr(steps_reader, "decode", lambda parts, wanted: read.extend(parts) or real(parts, wanted))
+    snapshot.export(tmp_path / "all", seed=1)
+    assert groups <= len(read) <= groups + 64 // 8  # a batch ends within a row group
+    order = [
+        json.loads(line)["episode_id"] for line in lines(snapshot.export(tmp_path / "lines", format="jsonl", seed=1))
+    ]
+    assert pl.read_parquet(files(tmp_path / "all")[0])["episode_id"].to_list() == order
+    assert order != sorted(order)
+
+
+def lines(report):
+    return [line for path in files(report.destination) for line in path.read_text().splitlines()]
+
+
 def test_an_interrupted_export_looks_unfinished_and_goes_on_where_it_was(snapshot, tmp_path, monkeypatch):
     real = shards_module.SHARD_WRITERS["parquet"]
     written = []
 
-    def write(snapshot, batches, path):
+    def write(batches, path):
         if len(written) == 2:
             raise KeyboardInterrupt
         written.append(path.name)
-        return real(snapshot, batches, path)
+        return real(batches, path)
 
     with monkeypatch.context() as patch:
         patch.setitem(shards_module.SHARD_WRITERS, "parquet", write)

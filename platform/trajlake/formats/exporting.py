@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ import polars as pl
 from trajlake.errors import ExportError, FormatError, UsageError
 from trajlake.formats import FORMATS, Format, Refused, format_named, open_source
 from trajlake.formats.rebuild import SOURCE_ROW, extra_of, source_row, standard
-from trajlake.read.shards import ShardFile, shard_file
+from trajlake.read.shards import Batch, ShardFile, shard_file
 from trajlake.read.trajectory import Trajectory, restored
 
 if TYPE_CHECKING:
@@ -37,11 +37,12 @@ _SAYS = ("message", "reasoning", "content_parts", "tool_calls", "tool_results")
 
 @dataclass(frozen=True)
 class Part:
-    """A file to write: its name and the rows of its episodes. `file` is what its source said once of all of them, where
-    the episode that keeps that is not among them; `whole` says that they are of one source, whose layout it has."""
+    """A file to write: its name and which rows are its episodes. `file` is what its source said once of all of them,
+    where the episode that keeps that is not among them; `whole` says that they are of one source, whose layout it
+    has."""
 
     name: str
-    rows: pl.DataFrame
+    rows: Sequence[int]
     file: Mapping[str, Any] | None = None
     whole: bool = True
 
@@ -74,9 +75,10 @@ def parts_of(snapshot: Snapshot, rows: pl.DataFrame, chosen: Format, shards: int
         else (1, "", "", 0)
         for is_its_own, row in zip(own, rows.iter_rows(named=True), strict=True)
     ]
-    order = sorted(range(len(rows)), key=lambda place: (places[place], rows["episode_id"][place]))
+    ids = rows.get_column("episode_id").to_list()
+    order = sorted(range(len(rows)), key=lambda place: (places[place], ids[place]))
     if not chosen.one_file_each:
-        split = [rows[list(part)] for part in np.array_split(np.array(order, dtype=np.int64), shards)]
+        split = [part.tolist() for part in np.array_split(np.array(order, dtype=np.int64), shards)]
         names = [f"shard-{number:05d}-of-{shards:05d}{chosen.suffix}" for number in range(shards)]
         whole = shards == 1 and len({places[place][:3] for place in order}) == 1
         return [Part(name, part, whole=whole) for name, part in zip(names, split, strict=True)], sum(own)
@@ -86,7 +88,7 @@ def parts_of(snapshot: Snapshot, rows: pl.DataFrame, chosen: Format, shards: int
     for place in order:
         groups.setdefault(places[place][:3] if own[place] else place, []).append(place)
     used: Counter[str] = Counter()
-    return [_document(snapshot, rows[group], chosen, used) for group in groups.values()], sum(own)
+    return [_document(snapshot, rows, group, chosen, used) for group in groups.values()], sum(own)
 
 
 def _why_not(rows: pl.DataFrame, own: list[bool], chosen: Format) -> str:
@@ -100,11 +102,11 @@ def _why_not(rows: pl.DataFrame, own: list[bool], chosen: Format) -> str:
     )
 
 
-def _document(snapshot: Snapshot, rows: pl.DataFrame, chosen: Format, used: Counter[str]) -> Part:
+def _document(snapshot: Snapshot, rows: pl.DataFrame, group: list[int], chosen: Format, used: Counter[str]) -> Part:
     """One source file, or one episode from elsewhere, named after its task."""
-    first = rows.row(0, named=True)
+    first = rows.row(group[0], named=True)
     task = (
-        first["task_id"] if len(rows) == 1 and first["task_id"] else (first["source_hash"] or first["episode_id"])[:16]
+        first["task_id"] if len(group) == 1 and first["task_id"] else (first["source_hash"] or first["episode_id"])[:16]
     )
     name = _NOT_IN_NAMES.sub("_", str(task)).strip(".")[:_LONGEST_NAME] or first["episode_id"][:16]
     name += chosen.suffix
@@ -113,10 +115,10 @@ def _document(snapshot: Snapshot, rows: pl.DataFrame, chosen: Format, used: Coun
         name = f"{used[name]}/{name}"
     file = None
     if is_own(first, chosen) and not any(
-        "file" in source_row(row) for row in rows.select("extra").iter_rows(named=True)
+        "file" in source_row({"extra": extra}) for extra in rows.get_column("extra").gather(group)
     ):
         file = _said_of_file(snapshot, first)
-    return Part(name, rows, file)
+    return Part(name, group, file)
 
 
 def _said_of_file(snapshot: Snapshot, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -127,9 +129,7 @@ def _said_of_file(snapshot: Snapshot, row: Mapping[str, Any]) -> Mapping[str, An
     return next((file for file in said if isinstance(file, dict)), None)
 
 
-def write_part(
-    snapshot: Snapshot, chosen: Format, part: Part, batches: Iterable[pl.DataFrame], path: Path
-) -> ShardFile:
+def write_part(chosen: Format, part: Part, batches: Iterable[Batch], path: Path) -> ShardFile:
     """Write one file and read it back. Raises ExportError where an episode cannot be said in the format, or does not
     read back."""
     assert chosen.write is not None
@@ -137,7 +137,7 @@ def write_part(
 
     def trajectories() -> Iterator[Trajectory]:
         for batch in batches:
-            for one in _trajectories(snapshot, batch):
+            for one in _trajectories(batch):
                 counts["rows"] += 1
                 counts["steps"] += len(one.steps)
                 if not is_own(one.episode, chosen):
@@ -156,18 +156,21 @@ def write_part(
             file.writelines(chosen.write(trajectories()))
             file.flush()
             os.fsync(file.fileno())
-        read = list(chosen.read(open_source(path)))
+        read = 0
+        for item in chosen.read(open_source(path)):
+            if isinstance(item, Refused):
+                raise ExportError(f"{path.name}: {item.row} does not read back: {item.reason}")
+            read += 1
     except FormatError as error:
         raise ExportError(f"{path.name}: {error}") from error
-    if refused := [item for item in read if isinstance(item, Refused)]:
-        raise ExportError(f"{path.name}: {refused[0].row} does not read back: {refused[0].reason}")
-    if len(read) != counts["rows"]:
-        raise ExportError(f"{path.name}: {counts['rows']} episodes were written and {len(read)} read back")
+    if read != counts["rows"]:
+        raise ExportError(f"{path.name}: {counts['rows']} episodes were written and {read} read back")
     return shard_file(path, part.name, counts["rows"], counts["steps"])
 
 
-def _trajectories(snapshot: Snapshot, batch: pl.DataFrame) -> Iterator[Trajectory]:
-    for row, steps in zip(batch.iter_rows(named=True), snapshot.steps_of(batch), strict=True):
+def _trajectories(batch: Batch) -> Iterator[Trajectory]:
+    rows, tables = batch
+    for row, steps in zip(rows.iter_rows(named=True), tables, strict=True):
         yield Trajectory(restored(row), [restored(step) for step in steps.to_pylist()])
 
 

@@ -13,13 +13,14 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ import polars as pl
 from trajlake.errors import ExportError, StoreError, UsageError
 from trajlake.formats.exporting import export_format, parts_of, write_part
 from trajlake.read.lineage import register
-from trajlake.read.shards import SHARD_WRITERS, ShardFile
+from trajlake.read.shards import SHARD_WRITERS, Batch, ShardFile
 from trajlake.read.snapshot import is_repeat
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def export(
     parts, how = _parts(snapshot, rows, format, foreign, shards)
     work = target.with_name(target.name + ".incomplete")
     with _working_folder(work, plan):
-        files, resumed = _write_parts(snapshot, parts, len(rows), work, on_progress)
+        files, resumed = _write_parts(snapshot, parts, rows, work, on_progress)
         manifest = {
             **plan,
             "episodes": len(rows),
@@ -114,16 +115,16 @@ def export(
         for leftover in [work / _PLAN, *work.rglob("*.done")]:
             leftover.unlink()
     _appear(work, target)
-    _register(snapshot, target, plan, pl.concat([part.rows for part in parts]), files)
+    _register(snapshot, target, plan, rows["episode_id"].gather([*chain(*(part.rows for part in parts))]), files)
     return ExportReport(target, manifest, resumed)
 
 
 def _register(
-    snapshot: Snapshot, target: Path, plan: dict[str, Any], rows: pl.DataFrame, files: list[ShardFile]
+    snapshot: Snapshot, target: Path, plan: dict[str, Any], episode_ids: pl.Series, files: list[ShardFile]
 ) -> None:
     """Put the export into the lake's lineage. A lake that may only be read is no reason to lose the export."""
     parts = [(file.name, position) for file in files for position in range(file.rows)]
-    used = rows.select("episode_id").with_columns(
+    used = pl.DataFrame({"episode_id": episode_ids}).with_columns(
         part=pl.Series([name for name, _ in parts], dtype=pl.String),
         position=pl.Series([position for _, position in parts], dtype=pl.Int64),
     )
@@ -149,11 +150,11 @@ def _chosen(snapshot: Snapshot, where: str | None, seed: int | None, unique: boo
 
 @dataclass(frozen=True)
 class _Part:
-    """One file to write, the rows of its episodes, and what writes it: `write(batches, path)`."""
+    """One file to write, which rows are its episodes, and what writes it: `write(batches, path)`."""
 
     name: str
-    rows: pl.DataFrame
-    write: Callable[[Iterator[pl.DataFrame], Path], ShardFile]
+    rows: Sequence[int]
+    write: Callable[[Iterator[Batch], Path], ShardFile]
 
 
 def _parts(
@@ -161,21 +162,21 @@ def _parts(
 ) -> tuple[list[_Part], dict[str, int]]:
     """The files, and what the manifest says of how they were made."""
     if foreign is None:
-        write = partial(SHARD_WRITERS[format], snapshot)
+        write = SHARD_WRITERS[format]
         split = np.array_split(np.arange(len(rows)), shards)
         return [
-            _Part(f"shard-{number:05d}-of-{shards:05d}.{format}", rows[part], write)
+            _Part(f"shard-{number:05d}-of-{shards:05d}.{format}", part.tolist(), write)
             for number, part in enumerate(split)
         ], {}
     found, exact = parts_of(snapshot, rows, foreign, shards)
     how = {"as_imported": exact, "of_columns": len(rows) - exact}
-    return [_Part(part.name, part.rows, partial(write_part, snapshot, foreign, part)) for part in found], how
+    return [_Part(part.name, part.rows, partial(write_part, foreign, part)) for part in found], how
 
 
 def _write_parts(
     snapshot: Snapshot,
     parts: list[_Part],
-    episodes: int,
+    rows: pl.DataFrame,
     work: Path,
     on_progress: Callable[[int, int], None] | None,
 ) -> tuple[list[ShardFile], int]:
@@ -192,13 +193,13 @@ def _write_parts(
                 done += len(part.rows)
                 continue
 
-        def batches(rows: pl.DataFrame = part.rows) -> Iterator[pl.DataFrame]:
+        def batches(mine: pl.DataFrame = rows[part.rows]) -> Iterator[Batch]:
             nonlocal done
-            for batch in snapshot.batches(rows):
+            for batch in snapshot.batches(mine):
                 yield batch
-                done += len(batch)
+                done += len(batch[0])
                 if on_progress is not None:
-                    on_progress(done, episodes)
+                    on_progress(done, len(rows))
 
         file = part.write(batches(), path)
         if file.rows != len(part.rows):
@@ -206,7 +207,7 @@ def _write_parts(
         _write_durably(note, json.dumps(asdict(file)))
         files.append(file)
     if on_progress is not None:
-        on_progress(episodes, episodes)
+        on_progress(len(rows), len(rows))
     return files, resumed
 
 

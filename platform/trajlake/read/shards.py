@@ -22,7 +22,7 @@ from trajlake.read.record import EPISODE_COLUMNS, json_line, messages, record
 from trajlake.read.trajectory import Trajectory, restored
 
 if TYPE_CHECKING:
-    from trajlake.read.snapshot import Snapshot
+    pass
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,24 @@ PORTABLE: pa.Schema = pa.schema(
 are JSON text."""
 
 
-def _trajectories(snapshot: Snapshot, batch: pl.DataFrame) -> Iterator[Trajectory]:
-    for row, steps in zip(batch.iter_rows(named=True), snapshot.steps_of(batch), strict=True):
+Batch = tuple[pl.DataFrame, list[pa.Table]]
+"""Episode rows, and the steps of each."""
+
+
+def _trajectories(batch: Batch) -> Iterator[Trajectory]:
+    rows, tables = batch
+    for row, steps in zip(rows.iter_rows(named=True), tables, strict=True):
         yield Trajectory(row, [restored(step) for step in steps.to_pylist()])
 
 
-def write_parquet(snapshot: Snapshot, batches: Iterable[pl.DataFrame], path: Path) -> ShardFile:
+def write_parquet(batches: Iterable[Batch], path: Path) -> ShardFile:
     """A shard of the portable profile; each batch is a row group. Raises ExportError where fastparquet reads other
     values than were written."""
     rows = steps = 0
     digests: list[dict[str, str]] = []
     with pq.ParquetWriter(path, PORTABLE, compression="zstd", store_schema=False) as writer:
         for batch in batches:
-            trajectories = list(_trajectories(snapshot, batch))
+            trajectories = list(_trajectories(batch))
             table = _portable(trajectories)
             writer.write_table(table, row_group_size=max(1, len(table)))
             digests.append({name: _digest(table[name].to_pylist()) for name in table.schema.names})
@@ -114,13 +119,13 @@ def _canonical(value: Any) -> bytes:
     return b"s" + bytes(value) if isinstance(value, bytes) else b"?" + repr(value).encode()
 
 
-def write_jsonl(snapshot: Snapshot, batches: Iterable[pl.DataFrame], path: Path) -> ShardFile:
+def write_jsonl(batches: Iterable[Batch], path: Path) -> ShardFile:
     """A shard of JSON lines, one record an episode. Raises ExportError where a line does not read back."""
     ids: list[str] = []
     steps = 0
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for batch in batches:
-            for trajectory in _trajectories(snapshot, batch):
+            for trajectory in _trajectories(batch):
                 original = Trajectory(restored(trajectory.episode), trajectory.steps)
                 file.write(json_line(record(original)) + "\n")
                 ids.append(trajectory.episode_id)
@@ -142,7 +147,7 @@ def shard_file(path: Path, name: str, rows: int, steps: int) -> ShardFile:
     return ShardFile(name, rows, steps, path.stat().st_size, digest)
 
 
-SHARD_WRITERS: dict[str, Callable[[Snapshot, Iterable[pl.DataFrame], Path], ShardFile]] = {
+SHARD_WRITERS: dict[str, Callable[[Iterable[Batch], Path], ShardFile]] = {
     "parquet": write_parquet,
     "jsonl": write_jsonl,
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from trajlake.errors import (
@@ -165,9 +166,10 @@ class Snapshot:
 
     def _with_steps(self, rows: pl.DataFrame) -> Iterator[Trajectory]:
         """The trajectories of these rows, in bounded batches."""
-        for batch in self.batches(rows):
-            for row, steps in zip(batch.iter_rows(named=True), self.steps_of(batch), strict=True):
-                yield Trajectory(restored(row), [restored(step) for step in steps.to_pylist()])
+        with _reading(self):
+            for batch in self._reader.batches(rows):
+                for row, steps in zip(batch.iter_rows(named=True), self._reader.read(batch), strict=True):
+                    yield Trajectory(restored(row), [restored(step) for step in steps.to_pylist()])
 
     def steps_of(self, rows: pl.DataFrame, *, keep: bool = False) -> list[Any]:
         """For each episode row an Arrow table of its steps, by its place: one small read an episode. With `keep` what
@@ -175,10 +177,11 @@ class Snapshot:
         with _reading(self):
             return self._reader.read(rows.select(_PLACE), keep=keep)
 
-    def batches(self, rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
-        """These episode rows in batches of which the steps fit into memory."""
+    def batches(self, rows: pl.DataFrame) -> Iterator[tuple[pl.DataFrame, list[pa.Table]]]:
+        """These episode rows in batches of which the steps fit into memory, and their steps as `steps_of` gives them:
+        for who needs them all, in whatever order."""
         with _reading(self):
-            yield from self._reader.batches(rows)
+            yield from self._reader.batches_with_steps(rows)
 
     @cached_property
     def _reader(self) -> StepsReader:

@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ _THREADS = 8
 _GROUPS_AT_ONCE = 16  # row groups of a file that are asked for together
 _DECODED_AT_ONCE = 4 << 20  # encoded bytes that are decoded together: enough to be worth it, and work for every core
 _ARROW_RATIO = 3  # bytes of Arrow to encoded ones, about
+BATCH = 256  # episodes of which the steps are Python objects at a time
+_WINDOW = 1 << 15  # episodes of which the steps are read at a time, where they are small
 _BATCH_BYTES = 256 << 20  # of Arrow: where steps become Python objects or JSON, that is several times as much
 _WORTH_KEEPING = 0.5  # of what is drawn from: where less fits, decoding what is wanted alone costs less
 
@@ -123,29 +126,49 @@ class StepsReader:
             number, missing = number + 1, missing - len(found[-1])
         return first if len(found) == 1 else pa.concat_tables(found)
 
-    def batches(self, rows: pl.DataFrame, most: int = 256) -> Iterator[pl.DataFrame]:
+    def batches(self, rows: pl.DataFrame, most: int = BATCH) -> Iterator[pl.DataFrame]:
         """`rows`, with columns as in `read`, in batches of at most `most`, of which the steps are at most about
         _BATCH_BYTES as Arrow; an episode that is larger is alone."""
         for batch in rows.iter_slices(most):
-            places = batch.select("steps_path", "row_group", "row_count").rows()
-            paths = list(dict.fromkeys(path for path, _, _ in places if path is not None))
-            if len(paths) > 1:
-                with ThreadPoolExecutor(_THREADS) as pool:
-                    list(pool.map(self._footer, paths))
-            sizes = np.cumsum([0.0, *(self._decoded(*place) for place in places)])
-            for start, end in cut(sizes, _BATCH_BYTES):
+            places = batch.select("steps_path", "row_group", "row_count").with_row_index("at")
+            files = places.drop_nulls("steps_path").partition_by("steps_path", maintain_order=True)
+            sizes = np.zeros(len(batch))
+            with ThreadPoolExecutor(_THREADS) as pool:
+                for file, found in zip(files, pool.map(self._decoded, files), strict=True):
+                    sizes[file["at"].to_numpy()] = found
+            for start, end in cut(np.cumsum([0.0, *sizes]), _BATCH_BYTES):
                 yield batch[start:end]
+
+    def batches_with_steps(self, rows: pl.DataFrame) -> Iterator[tuple[pl.DataFrame, list[pa.Table]]]:
+        """As `batches`, each with a table of steps an episode, as `read` gives them.
+
+        Many batches are read at a time, in the order in which they are stored: of rows that were shuffled each batch
+        has a few episodes of every row group, which would be decoded again and again.
+        """
+        for window in self.batches(rows, _WINDOW):
+            tables: dict[int, pa.Table] = {}
+            stored = window.with_row_index("at").sort("steps_path", "row_group", "row_offset")
+            for batch in self.batches(stored):
+                found = self.read(batch)
+                if len(batch) < len(window):  # a copy of what is wanted: what was decoded beside it is let go
+                    whole = pa.concat_tables(found).combine_chunks() if len(found) > 1 else found[0]
+                    ends = np.cumsum([0, *map(len, found)]).tolist()
+                    found = [whole.slice(start, end - start) for start, end in pairwise(ends)]
+                tables.update(zip(batch["at"], found, strict=True))
+            for start in range(0, len(window), BATCH):
+                batch = window[start : start + BATCH]
+                yield batch, [tables.pop(at) for at in range(start, start + len(batch))]
+
+    def _decoded(self, places: pl.DataFrame) -> list[float]:
+        """About how many bytes of Arrow the steps of episodes of one file are."""
+        footer = self._footer(places["steps_path"][0])
+        groups = {number: footer.row_group(number) for number in places["row_group"].unique()}
+        rows = places.select("row_group", "row_count").iter_rows()
+        return [groups[number].decoded * count / max(1, groups[number].rows) for number, count in rows]
 
     def columns(self, paths: Iterable[str]) -> set[str]:
         """The columns that any of these files has."""
         return set().union(*(self._footer(path).columns for path in set(paths)))
-
-    def _decoded(self, path: str | None, number: int, count: int) -> float:
-        """About how many bytes of Arrow the steps of an episode are."""
-        if path is None:
-            return 0.0
-        group = self._footer(path).row_group(number)
-        return group.decoded * count / max(1, group.rows)
 
     def _read(self, wanted: list[Group]) -> Iterator[list[Fetched]]:
         """These row groups in parts: what is decoded together."""

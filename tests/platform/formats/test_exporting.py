@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from tests.platform.formats import (
     test_atif,
@@ -27,6 +28,7 @@ from tests.platform.formats import (
 import trajlake
 from trajlake.errors import ExportError, UsageError
 from trajlake.formats import FORMATS, detect, format_named, open_source
+from trajlake.formats.exporting import parts_of
 from trajlake.formats.importing import import_files
 from trajlake.formats.json_rows import Row
 from trajlake.formats.rebuild import same
@@ -325,6 +327,22 @@ def test_rows_are_split_into_shards_in_the_order_of_their_file(put: Any, imports
         *(("shard-00000-of-00003.jsonl", 3), ("shard-00001-of-00003.jsonl", 2), ("shard-00002-of-00003.jsonl", 2)),
     ]
     assert same(rows_of(tmp_path / "out"), rows)
+
+
+def test_files_of_many_episodes_are_planned_without_a_frame_for_each(
+    imports: Imports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = trajlake.create(tmp_path / "lake")
+    with lake.writer("run", "w") as writer:
+        for number in range(30):
+            with writer.episode(task_id=f"t{number}") as episode:
+                episode.step(message="a")
+    compact(lake)
+    snapshot = lake.snapshot()
+    rows = snapshot.collect(snapshot.episodes.sort("episode_id"))
+    monkeypatch.setattr(pl.DataFrame, "__getitem__", lambda *_: pytest.fail("something was looked up once an episode"))
+    parts, _ = parts_of(snapshot, rows, format_named("atif"), 1)
+    assert [list(part.rows) for part in parts] == [[number] for number in range(30)]
 
 
 def test_steps_of_arrays_are_no_conversation(imports: Imports, tmp_path: Path) -> None:
