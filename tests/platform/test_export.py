@@ -8,6 +8,7 @@ import math
 import fastparquet
 import pandas
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.rollouts import record
@@ -129,6 +130,24 @@ def test_an_export_reads_each_row_group_once_however_it_is_shuffled_and_batched(
     ]
     assert pl.read_parquet(files(tmp_path / "all")[0])["episode_id"].to_list() == order
     assert order != sorted(order)
+
+
+def test_an_episode_that_is_too_large_for_a_value_of_parquet_is_named(tmp_path, monkeypatch):
+    lake = trajlake.create(tmp_path / "lake")
+    record(lake, range(3))
+    record(lake, [3], worker="long", steps=40)
+    compact(lake)
+
+    def table(columns, *what, **how):
+        if "messages" in columns and max(map(len, columns["messages"])) > 3_000:
+            raise pa.ArrowCapacityError("array cannot contain more than 3000 bytes")
+        return real(columns, *what, **how)
+
+    real = pa.table
+    monkeypatch.setattr(shards_module.pa, "table", table)
+    with pytest.raises(ExportError, match="episode e0003 is as JSON more than a value .* leave it out .* jsonl"):
+        lake.snapshot().export(tmp_path / "all")
+    assert lake.snapshot().export(tmp_path / "others", where="episode_id != 'e0003'").episodes == 3
 
 
 def lines(report):

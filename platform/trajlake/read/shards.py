@@ -80,7 +80,14 @@ def _portable(trajectories: list[Trajectory]) -> pa.Table:
                 value = json_line(dict(value) if column.name == "tags" else value)
             columns[column.name].append(value)
         columns["messages"].append(json_line(messages(trajectory)))
-    return pa.table(columns, schema=PORTABLE)
+    try:
+        return pa.table(columns, schema=PORTABLE)
+    except pa.ArrowCapacityError as error:
+        _, longest = max(zip(map(len, columns["messages"]), columns["episode_id"], strict=True))
+        raise ExportError(
+            f"episode {longest} is as JSON more than a value of a Parquet file can be ({error}): leave it out by a "
+            "condition, or export jsonl"
+        ) from error
 
 
 def _verify_parquet(path: Path, digests: list[dict[str, str]]) -> None:
