@@ -65,18 +65,22 @@ def run(store: ObjectStore, number: int, unit: dict[str, Any]) -> None:
     ) as error:  # its episodes have no signature; nothing may wait for it for ever
         put_result(store, number, unit["number"], {"episodes": 0, "unreadable": str(error)})
         return
-    ids: list[str] = []
-    parts = [near.signatures([])]
+    found: dict[str, near.Signature] = {}
     for group in range(file.num_row_groups):
-        found, texts = near.documents(with_nulls(file.read_row_group(group), STEPS.arrow))
-        ids += found
-        parts.append(near.signatures(texts))
-    matrix = np.concatenate(parts)
-    rows = pa.table({"episode_id": pa.array(ids, pa.string()), "signature": [row.tobytes() for row in matrix]})
+        ids, texts = near.documents(with_nulls(file.read_row_group(group), STEPS.arrow))
+        for episode, signature in zip(ids, near.signatures(texts), strict=True):
+            # A very large episode has several row groups: the least values are those of all of its shingles.
+            found[episode] = np.minimum(signature, found.get(episode, signature))
+    rows = pa.table(
+        {
+            "episode_id": pa.array(list(found), pa.string()),
+            "signature": pa.array([signature.tobytes() for signature in found.values()], pa.binary()),
+        }
+    )
     outcome = store.put_if_absent(signature_key(unit["path"]), encode_rows(rows))
     if isinstance(outcome, Unknown):
         raise StoreUnavailable(str(outcome.error)) from outcome.error
-    put_result(store, number, unit["number"], {"episodes": len(ids)})
+    put_result(store, number, unit["number"], {"episodes": len(found)})
 
 
 def publish(store: ObjectStore, plan: Plan, results: Sequence[dict[str, Any]]) -> None:

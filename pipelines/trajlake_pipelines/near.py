@@ -23,6 +23,7 @@ SHINGLE_WORDS = 5
 _SEED = 42
 _WORD = re.compile(r"\w+")
 
+Signature = np.ndarray[tuple[int], np.dtype[np.uint32]]
 Signatures = np.ndarray[tuple[int, int], np.dtype[np.uint32]]
 
 

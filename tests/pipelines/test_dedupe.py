@@ -6,8 +6,10 @@ import re
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from tests.rollouts import assert_sound
+from tests.rollouts import assert_sound, copy_landing
 
 import trajlake
 from trajlake.analysis.stats import summarize
@@ -69,6 +71,28 @@ def test_near_marks_what_is_nearly_the_same(talks):
     assert dedupe(talks, depth="near", threshold=0.3).duplicates == 3
     assert dedupe(talks, depth="content").duplicates == 1  # marks that no longer hold are gone
     assert len(talks.snapshot().episodes.collect()) == 9
+
+
+def signatures_of(lake):
+    found = {}
+    for info in lake.store.list("signatures/"):
+        rows = pq.read_table(pa.BufferReader(lake.store.get(info.key))).to_pylist()
+        assert len({row["episode_id"] for row in rows}) == len(rows)
+        found |= {row["episode_id"]: row["signature"] for row in rows}
+    return found
+
+
+def test_an_episode_so_large_that_it_has_several_row_groups_has_the_same_signature(talks, tmp_path, monkeypatch):
+    dedupe(talks, depth="near")
+    other = trajlake.create(tmp_path / "other")
+    copy_landing(talks.store, other.store)
+    monkeypatch.setattr("trajlake.table.layout.ROW_GROUP_ARROW_BYTES", 1_000)
+    monkeypatch.setattr("trajlake.table.layout.LARGEST_GROUP", 2_000)
+    compact(other)
+    assert max(other.snapshot().episodes.collect()["row_group"]) > 9
+    dedupe(other, depth="near")
+    assert signatures_of(other) == signatures_of(talks)
+    assert marks(other) == marks(talks)
 
 
 def test_only_files_without_signatures_are_read_again(talks):

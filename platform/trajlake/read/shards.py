@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fastparquet
 import polars as pl
@@ -20,9 +20,6 @@ import pyarrow.parquet as pq
 from trajlake.errors import ExportError
 from trajlake.read.record import EPISODE_COLUMNS, json_line, messages, record
 from trajlake.read.trajectory import Trajectory, restored
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
