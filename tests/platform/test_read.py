@@ -1,5 +1,6 @@
 """Reading: a snapshot shows one moment, whatever happens to the lake meanwhile."""
 
+import pickle
 import time
 from collections import Counter
 
@@ -181,6 +182,18 @@ def test_a_snapshot_is_opened_again_by_its_token_and_does_not_see_later_episodes
     again = lake.snapshot(before.token)
     assert len(again.episodes.collect()) == 13
     assert_same_rows(before, again)
+
+
+def test_a_snapshot_that_goes_to_another_process_is_the_same_there(lake):
+    before = lake.snapshot()
+    goes = pickle.dumps((before, before.sampler("uniform", seed=3)))
+    record(lake, range(5), worker="later")
+    compact(lake)
+    snapshot, sampler = pickle.loads(goes)
+    assert snapshot.token == before.token
+    assert snapshot.episodes.collect().equals(before.episodes.collect())
+    wanted = [one.episode_id for one in before.sampler("uniform", seed=3).batch(8)]
+    assert [one.episode_id for one in sampler.batch(8)] == wanted
 
 
 def test_a_lake_without_a_compaction_has_an_empty_snapshot(tmp_path):

@@ -189,6 +189,21 @@ def test_what_the_caller_changes_after_the_call_changes_nothing():
     assert (found["token_ids"], found["extra"], found["source"]) == ([1, 2], '{"a":[1]}', "agent")
 
 
+@pytest.mark.parametrize("value", [np.array(["completed"] * 2), ["completed"], np.bool_(True)])
+def test_a_status_of_any_type_is_refused_by_field(value):
+    with pytest.raises(UsageError, match="status: must be one of"):
+        end_row({"status": value})
+
+
+@pytest.mark.parametrize("version", [120, np.int64(120)])
+def test_the_policy_version_of_a_step_may_be_a_whole_number_as_that_of_an_episode(version):
+    row = step_row({"policy_version": version, "message": "a"})
+    assert row["policy_version"] == "120"
+    assert through_a_segment("step", row)["policy_version"] == 120
+    with pytest.raises(UsageError, match="policy_version: must be text, not bool"):
+        step_row({"policy_version": True})
+
+
 def test_identifiers_that_were_integers_come_back_as_integers():
     found = through_a_segment("begin", begin_row({"task_id": 17, "policy_version": "17", "seed": 3}))
     assert (found["task_id"], found["policy_version"], found["seed"]) == (17, "17", 3)

@@ -181,6 +181,17 @@ def test_a_worker_that_closed_in_order_is_followed_without_a_warning(lake, caplo
 
 
 @pytest.mark.unit
+def test_an_attempt_is_any_whole_number_from_zero_on(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    with lake.writer("run", "w") as writer:
+        writer.episode(episode_id="e", attempt=np.int64(3)).end()
+        for attempt in (True, -1, 1.0, "1", 2**31):
+            with pytest.raises(UsageError, match="attempt must be 0, 1, 2"):
+                writer.episode(episode_id="e", attempt=attempt)
+        assert writer.stats.episodes == 1
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize("durability", ["remote", "memory"])
 def test_a_segment_ends_when_it_is_large_without_compression_however_small_it_is_with_it(tmp_path, durability):
     lake = trajlake.create(tmp_path / "lake")

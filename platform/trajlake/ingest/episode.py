@@ -60,7 +60,7 @@ class StepFields(TypedDict, total=False):
     token_ids: Any
     loss_mask: Any
     logprobs: Any
-    policy_version: str
+    policy_version: str | int
     model: str
     prompt_tokens: int
     completion_tokens: int

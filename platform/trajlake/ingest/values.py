@@ -126,9 +126,14 @@ def _integer(value: Any) -> int:
     if type(value) is int and -(2**63) <= value < 2**63:
         return value
     value = plain(value)
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
+    if is_whole_number(value) and -(2**63) <= value < 2**63:
         return int(value)
     raise UsageError(f"must be a whole number of 64 bits, not {value!r}")
+
+
+def is_whole_number(value: Any) -> bool:
+    """Whether it is a whole number, of Python or numpy."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _json_or_text(value: Any) -> tuple[str, str]:
@@ -309,7 +314,7 @@ def _extra(value: Any) -> str:
 
 def _one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
     def check(value: Any) -> str:
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             raise UsageError(f"must be one of {', '.join(choices)}, not {value!r}")
         return str.__str__(value)
 
@@ -388,6 +393,7 @@ _CONVERTERS: dict[str, dict[str, Callable[[Any], Any]]] = {
 # What may stay as it is, by name and exact type: it cannot change, and there is nothing to check. What a call costs is
 # the sum of what is asked here for each field.
 _SOURCES = frozenset(SOURCES)
+_STEP_IDENTIFIER = "policy_version"  # a whole number, too, as everywhere in begin and end
 _STEP_TEXTS = frozenset({"source", *(name for name, converter in _STEP_CONVERTERS.items() if converter is _text)})
 _STEP_SCALARS = {
     name: bool if converter is _boolean else float
@@ -413,6 +419,7 @@ def freeze_step(row: Row) -> int:
     field."""
     size = _EVENT_BYTES
     leftovers: Row = {}
+    original = None
     source = row.get("source")
     if type(source) is not str or source not in _SOURCES:
         if source is not None:
@@ -425,8 +432,12 @@ def freeze_step(row: Row) -> int:
             row[name] = usual[0]
             size += usual[1]
         elif type(value) is not _STEP_SCALARS.get(name) and value is not None and name != "extra":
+            if name == _STEP_IDENTIFIER and is_whole_number(value):
+                original, value = int(value), str(value)
             row[name] = value = _step_value(name, value, leftovers)
             size += _value_bytes(value)
+    if original is not None:
+        row["restore"] = json_text({_STEP_IDENTIFIER: original})
     size += _VALUE_BYTES * len(row)
     if size > _LONGEST_TEXT:
         for name in _STEP_TEXTS & row.keys():
@@ -494,7 +505,7 @@ def _row(what: str, given: Mapping[str, Any], converters: Mapping[str, Callable[
             continue
         if name not in converters:
             raise _unknown_field(what, name, tuple(converters))
-        if converters[name] is _text and isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        if converters[name] is _text and is_whole_number(value):
             originals[name] = int(value)
             value = str(value)
         try:
@@ -511,7 +522,7 @@ def fits(what: Literal["begin", "step", "end"], name: str, value: Any) -> bool:
     convert = _CONVERTERS[what].get(name)
     if convert is None:
         return False
-    if convert is _text and what != "step" and isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+    if convert is _text and (what != "step" or name == _STEP_IDENTIFIER) and is_whole_number(value):
         return True  # kept in `restore`
     try:
         convert(value)

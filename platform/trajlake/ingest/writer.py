@@ -23,7 +23,7 @@ from trajlake.ingest.metrics import CloseReport, WriterStats
 from trajlake.ingest.options import Durability, OnFull, WriterOptions
 from trajlake.ingest.recorder import Recorder
 from trajlake.ingest.spool import SpoolMeta
-from trajlake.ingest.values import Row, rewards, row_bytes
+from trajlake.ingest.values import Row, is_whole_number, rewards, row_bytes
 from trajlake.storage import ObjectStore
 
 log = logging.getLogger("trajlake")
@@ -107,8 +107,9 @@ class Writer:
         if episode_id is None:
             episode_id = new_episode_id()
         _check_id(episode_id)
-        if not isinstance(attempt, int) or not 0 <= attempt < 2**31:
+        if not is_whole_number(attempt) or not 0 <= attempt < 2**31:
             raise UsageError(f"attempt must be 0, 1, 2, …, not {attempt!r}")
+        attempt = int(attempt)
         if (episode_id, attempt) in self._inherited:
             raise UsageError(f"episode {episode_id} {OWN_EPISODE}")
         if (episode_id, attempt) in self._open:

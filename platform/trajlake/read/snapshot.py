@@ -67,6 +67,9 @@ class Snapshot:
     def __repr__(self) -> str:
         return f"Snapshot({self.lake.uri!r}, {self.token!r})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_snapshot, (self.lake, self.token, self.lake_id)
+
     @property
     def token(self) -> str:
         """E.g. `e12.s13`: the versions of `episodes` and of the `steps` that its rows point into."""

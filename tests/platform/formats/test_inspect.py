@@ -218,7 +218,7 @@ def test_a_broken_sample_is_refused_by_its_name_and_the_others_come_in(put: Any,
         "samples/a_epoch_1.json": b"{",
         "samples/b_epoch_1.json": b"\xff\xfe",
         "samples/c_epoch_1.json": {**SAMPLE, "messages": [{"role": "exit", "content": ""}]},
-        "samples/d_epoch_1.json": ("[" * 3000).encode(),
+        "samples/d_epoch_1.json": ("[" * 3000 + "]" * 3000).encode(),
         "samples/e_epoch_1/sample.json": {},
         "samples/e_epoch_1/messages/0.json": [],
     }
