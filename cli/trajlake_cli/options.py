@@ -229,17 +229,22 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic only in new
 
 
 def resolve_columns(wanted: Sequence[str], known: Sequence[str], table: str = "episodes") -> list[str]:
-    """The columns that are meant: `run` is run_id, `policy` is policy_name, as long as no column has that name itself.
+    """The columns that are meant: `run` is run_id, `policy` is policy_name, as long as no column has that name itself;
+    a tag is its own.
     Raises a UsageError that names the first unknown column and those that are spelled alike."""
     from difflib import get_close_matches
 
     from trajlake.errors import UsageError
+    from trajlake.read.tags import is_tag
 
     found = []
     for name in wanted:
         meant = [column for column in (name, f"{name}_id", f"{name}_name") if column in known]
+        if is_tag(name):
+            meant = [name]
         if not meant:
-            alike = get_close_matches(name, known, n=3)
+            tag = name.removeprefix("tags.")
+            alike = [f"tags[{tag!r}]"] if tag != name else get_close_matches(name, known, n=3)
             there = f"there is {', '.join(alike)}" if alike else f"`trajlake schema show {table}` lists them all"
             raise UsageError(f"table {table} has no column {name!r}; {there}")
         found.append(meant[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 import pytest
 
@@ -34,3 +36,6 @@ def test_unknown_columns_are_named_with_what_is_alike() -> None:
         resolve_columns(["reward", "rewrad"], ["episode_id", "reward", "task_id"])
     with pytest.raises(UsageError, match="no column 'x'; `trajlake schema show episodes` lists them all"):
         resolve_columns(["x"], ["episode_id", "reward", "task_id"])
+    assert resolve_columns(["tags['a b']"], ["tags"]) == ["tags['a b']"]
+    with pytest.raises(UsageError, match=re.escape("no column 'tags.team'; there is tags['team']")):
+        resolve_columns(["tags.team"], ["tags"])

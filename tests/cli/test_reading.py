@@ -130,6 +130,8 @@ def test_episodes_limits(ask: Any) -> None:
 def test_tags_are_an_object(ask: Any) -> None:
     found = rows(ask("episodes", "--where", "trial = 0", "--columns", "tags", "--limit", "1", "-o", "json"))
     assert found == [{"tags": {"team": "blue", "note": "x"}}]
+    found = rows(ask("episodes", "--columns", "tags['team']", "--sort", "tags['team']", "--limit", "1", "-o", "json"))
+    assert found == [{"tags['team']": "blue"}]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tests.rollouts import assert_same_rows, record, rows
 
 import trajlake
+from trajlake.analysis.compare import compare
+from trajlake.analysis.stats import summarize
 from trajlake.errors import EpisodeMissing, LakeMissing, QueryError, SnapshotExpired, UsageError
 from trajlake.read.draws import below, words
 from trajlake.read.steps_reader import GroupCache
@@ -101,6 +103,28 @@ def test_tags_are_asked_for_by_name(tmp_path):
     )
     assert found.rows() == [("b", 2), ("a", 4)]
     assert found.columns == ["tags['team']", "n"]
+
+
+def test_a_tag_serves_wherever_a_column_is_named(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    with lake.writer(run="run", worker="w") as writer:
+        for number in range(12):
+            tags = {"team": "ab"[number % 2]} if number < 10 else None
+            with writer.episode(episode_id=f"e{number:02d}", task_id=number // 4, tags=tags) as episode:
+                episode.step(message="x")
+                episode.end(success=number % 3 == 0, reward=float(number))
+    compact(lake)
+    snapshot = lake.snapshot()
+    by = "tags['team']"
+    assert summarize(snapshot, by=[by]).select(by, "episodes").rows() == [("a", 5), ("b", 5), (None, 2)]
+    compared = compare(snapshot, "a", "b", by)
+    assert (compared.column, compared.episodes_a, len(compared.tasks)) == (by, 5, 3)
+    drawn = snapshot.sampler("stratified", by=(by,), ratios={"b": 1.0}).batch(20)
+    assert {int(sample.episode_id[1:]) % 2 for sample in drawn.samples} == {1}
+    together = snapshot.sampler("group", by=by, where=f"{by} = 'a'").batch(1)
+    assert sorted(sample.episode_id for sample in together.samples) == ["e00", "e02", "e04", "e06", "e08"]
+    normalized = snapshot.sampler("epochs", normalize_reward=by, where=f"{by} = 'b'").batch(5)
+    assert sum(sample.normalized_reward for sample in normalized.samples) == pytest.approx(0.0)
 
 
 def test_an_episode_is_found_by_its_id_and_by_the_beginning_of_it(lake):

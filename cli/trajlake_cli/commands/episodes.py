@@ -92,7 +92,7 @@ def command(
         for name, given in [*zip(order_by, sort, strict=True), ("episode_id", "")]
         for key in _sort_keys(name)
     )
-    names = ", ".join(f'"{name}"' for name in wanted)
+    names = ", ".join(map(_in_sql, wanted))
     frame = snapshot.query(f"SELECT {names} {source} ORDER BY {order}" + (f" LIMIT {limit}" if limit else ""))
     if output.is_table and columns is None:
         wanted = [name for name in wanted if frame[name].null_count() < frame.height]
@@ -105,4 +105,13 @@ def command(
 
 def _sort_keys(name: str) -> list[str]:
     """Step 900 comes before step 1200, though both are text."""
-    return [f'TRY_CAST("{name}" AS DOUBLE)', f'"{name}"'] if name in _OFTEN_NUMBERS else [f'"{name}"']
+    from trajlake.read.tags import is_tag
+
+    key = _in_sql(name)
+    return [f"TRY_CAST({key} AS DOUBLE)", key] if name in _OFTEN_NUMBERS or is_tag(name) else [key]
+
+
+def _in_sql(name: str) -> str:
+    from trajlake.read.tags import is_tag
+
+    return name if is_tag(name) else f'"{name}"'

@@ -42,7 +42,8 @@ _EXPENDABLE = ("latency_ms_mean", "unscored", "tokens_mean", "tasks", "unjudged"
     type=Columns(),
     multiple=True,
     metavar="COLUMN,…",
-    help="One row for each value of these columns of table episodes, e.g. run, policy or task_id; may be repeated.",
+    help="One row for each value of these columns of table episodes, e.g. run, policy, task_id or tags['team']; may be "
+    "repeated.",
 )
 @click.option(
     "--pass-k",

@@ -21,6 +21,7 @@ from trajlake.analysis.intervals import Interval, bootstrap, newcombe, sign_test
 from trajlake.analysis.stats import TASK, Nulls, as_failures, in_order, task_columns
 from trajlake.errors import UsageError
 from trajlake.read.snapshot import USABLE, is_repeat
+from trajlake.read.tags import column, is_tag
 
 if TYPE_CHECKING:
     from trajlake.read.snapshot import Snapshot
@@ -94,6 +95,8 @@ def compare(
     frame = snapshot.where(where).filter(USABLE)
     if unique:
         frame = frame.filter(~is_repeat(snapshot))
+    if by is not None and is_tag(by):
+        frame = frame.with_columns(column(by))
     known = frame.collect_schema()
     if by is not None and by != _VERSIONED and by not in known:
         near = get_close_matches(by, known.names(), n=3) or known.names()
@@ -109,8 +112,8 @@ def compare(
             **{f"side {k}": e for k, e in sides.items()},
         )
     )
-    column = _column_with_both(rows, list(sides), a, b)
-    rows = rows.with_columns(side=pl.col(f"side {column}")).filter(pl.col("side").is_in([a, b]))
+    compared = _column_with_both(rows, list(sides), a, b)
+    rows = rows.with_columns(side=pl.col(f"side {compared}")).filter(pl.col("side").is_in([a, b]))
     rows = task_columns(rows if nulls == "left-out" else rows.with_columns(as_failures()))
     counted = rows.filter(pl.col(metric).is_not_null() & pl.col("has_task"))
     tasks = _paired(counted, a, b, metric)
@@ -123,7 +126,7 @@ def compare(
     better, worse = (sum(sign * each > _EQUAL for each in differences) for sign in (1, -1))
     side_a, side_b = (_Side.of(rows, counted, one, len(tasks)) for one in (a, b))
     return Comparison(
-        column=column,
+        column=compared,
         a=a,
         b=b,
         metric=metric,

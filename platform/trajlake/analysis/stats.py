@@ -33,6 +33,7 @@ import polars as pl
 from trajlake.analysis.intervals import bootstrap, student, wilson
 from trajlake.errors import UsageError
 from trajlake.read.snapshot import USABLE, is_repeat
+from trajlake.read.tags import column, is_tag
 
 if TYPE_CHECKING:
     from trajlake.read.snapshot import Snapshot
@@ -83,7 +84,8 @@ def summarize(
     interval: Interval = "standard",
     distribution: bool = False,
 ) -> pl.DataFrame:
-    """One row a group of episodes with equal values in the columns `by` (one row in all where it is empty).
+    """One row a group of episodes with equal values in the columns `by` (one row in all where it is empty); a tag
+    counts as a column, `tags['team']`.
 
     Columns: those of `by`; episodes, unjudged, success_rate, success_stderr, unscored, reward_mean, reward_stderr,
     steps_mean (steps), tokens_mean (prompt and completion tokens), latency_ms_mean (wall time, milliseconds), tasks;
@@ -150,6 +152,7 @@ def _rows(
     frame = snapshot.where(where).filter(USABLE)
     if unique:
         frame = frame.filter(~is_repeat(snapshot))
+    frame = frame.with_columns(column(name) for name in keys if is_tag(name))
     known = frame.collect_schema()
     for name in keys:
         if name not in known:

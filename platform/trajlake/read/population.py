@@ -14,6 +14,7 @@ from trajlake.read.index import sorted_by_id
 from trajlake.read.items import NothingFits, Window
 from trajlake.read.snapshot import is_repeat
 from trajlake.read.strategies import Strategy, strategy_of, with_python_numbers
+from trajlake.read.tags import column
 from trajlake.table.sealed import lacks_steps
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def columns_of(recipe: Recipe) -> list[pl.Expr]:
     except pl.exceptions.PolarsError as error:
         raise QueryError(f"strategy {recipe.strategy.name}: {error}") from error
     names = dict.fromkeys((*_ALWAYS, *(recipe.normalize_reward or ())))
-    return [pl.col(name) for name in names if name not in special] + [
+    return [column(name) for name in names if name not in special] + [
         expression.alias(name) for name, expression in special.items()
     ]
 

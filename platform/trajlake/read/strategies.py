@@ -22,6 +22,7 @@ import polars as pl
 from trajlake.errors import UsageError
 from trajlake.read.draws import Floats, Indexes, below, fractions, shuffled, words
 from trajlake.read.items import Episodes, Groups, Items, NothingFits, Window, Windows
+from trajlake.read.tags import column
 
 Kind = Literal["independent", "order", "moving"]
 
@@ -267,7 +268,7 @@ class Stratified(Strategy):
             raise UsageError(f"ratios must be above 0 and finite: {dict(self.ratios)}")
 
     def columns(self) -> dict[str, pl.Expr]:
-        texts = [pl.col(name).cast(pl.String).fill_null("null") for name in self.by]
+        texts = [column(name).cast(pl.String).fill_null("null") for name in self.by]
         return {"stratum": pl.concat_str(texts, separator=",")}
 
     def leaves_out(self, rows: pl.DataFrame) -> list[tuple[str, pl.Series]]:
@@ -332,7 +333,7 @@ class Group(Strategy):
     name: ClassVar[str] = "group"
 
     def columns(self) -> dict[str, pl.Expr]:
-        return {"group": pl.col(self.by)}
+        return {"group": column(self.by)}
 
     def leaves_out(self, rows: pl.DataFrame) -> list[tuple[str, pl.Series]]:
         found = [(f"no {self.by}", rows["group"].is_null())]

@@ -1,4 +1,5 @@
-"""Tags in SQL: `tags['team']` is the text of that tag, null where an episode has none of this name.
+"""Tags in SQL, and wherever a column is named: `tags['team']` is the text of that tag, null where an episode has none
+of this name.
 
 Polars' SQL knows no maps, so each tag that is named becomes a column before the SQL is read.
 """
@@ -21,11 +22,27 @@ def with_tags(episodes: pl.LazyFrame, sql: str) -> tuple[pl.LazyFrame, str, list
         if match[1] is None:
             return match[0]
         name = f"tags[{match[1]}]"
-        columns[name] = pl.col("tags").map.get(match[1][1:-1].replace("''", "'")).alias(name)
+        columns[name] = _tag(match).alias(name)
         return '"' + name.replace('"', '""') + '"'
 
     rewritten = _TAG.sub(column, sql)
     return episodes.with_columns(columns.values()), rewritten, list(columns)
+
+
+def _tag(match: re.Match[str]) -> pl.Expr:
+    return pl.col("tags").map.get(match[1][1:-1].replace("''", "'"))
+
+
+def is_tag(name: str) -> bool:
+    """Whether a column's name is that of a tag."""
+    match = _TAG.fullmatch(name)
+    return match is not None and match[1] is not None
+
+
+def column(name: str) -> pl.Expr:
+    """The column of this name, or the tag, which then is a column of this name."""
+    match = _TAG.fullmatch(name)
+    return pl.col(name) if match is None or match[1] is None else _tag(match).alias(name)
 
 
 def filtered(episodes: pl.LazyFrame, condition: str) -> pl.LazyFrame:
