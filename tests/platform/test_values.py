@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from trajlake.errors import SegmentUnreadable, UsageError
+from trajlake.ingest.scalars import microseconds
 from trajlake.ingest.segment import (
     Event,
     SegmentName,
@@ -22,7 +23,7 @@ from trajlake.ingest.segment import (
     encode_segment,
     read_descriptor,
 )
-from trajlake.ingest.values import begin_row, end_row, microseconds, step_row
+from trajlake.ingest.values import begin_row, end_row, step_row
 from trajlake.read.trajectory import restored, to_array
 
 pytestmark = pytest.mark.unit
@@ -274,6 +275,7 @@ def test_json_text_is_readable_unicode():
 def test_times_are_microseconds_whatever_form_they_have():
     assert microseconds("2024-05-15T15:00:00+00:00") == 1715785200000000
     assert microseconds(1715785200) == microseconds("2024-05-15T15:00:00")
+    assert microseconds(np.int64(1715785200)) == microseconds(np.float64(1715785200)) == 1715785200000000
 
 
 def events(count):

@@ -19,7 +19,7 @@ from trajlake.formats.messages import arguments, as_object, content_part
 from trajlake.formats.quick_json import own_loads
 from trajlake.formats.rebuild import LONG_TEXT, Exact, episode_extra, extra_of
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
-from trajlake.ingest.values import json_text
+from trajlake.ingest.json_text import json_text
 from trajlake.read.trajectory import Trajectory, to_array
 
 _VERSION = re.compile(r"ATIF-v1\.\d+")

@@ -13,7 +13,8 @@ from trajlake.formats.json_rows import Layout, Refused, Row
 from trajlake.formats.rebuild import Rows, laid_out, missing, rebuilt, rows_of, source_row
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
-from trajlake.ingest.values import fits, microseconds
+from trajlake.ingest.scalars import microseconds
+from trajlake.ingest.values import fits
 from trajlake.read.trajectory import Trajectory
 
 __all__ = [

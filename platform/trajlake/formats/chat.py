@@ -20,7 +20,8 @@ from trajlake.formats.base import fits_step
 from trajlake.formats.json_rows import loads
 from trajlake.formats.rebuild import LONG_TEXT, Exact
 from trajlake.ingest.episode import StepFields
-from trajlake.ingest.values import json_text, tool_calls, tool_results, usual_calls
+from trajlake.ingest.json_text import json_text
+from trajlake.ingest.lists import tool_calls, tool_results, usual_calls
 
 ROLES = {
     "system": "system",

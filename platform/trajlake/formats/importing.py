@@ -15,8 +15,9 @@ from trajlake.errors import FormatError, NoTrajectories, UsageError
 from trajlake.formats import Format, Record, Refused, Source, detect_source, format_named, open_source
 from trajlake.formats.ledger import Ledger
 from trajlake.formats.rebuild import SOURCE_ROW, extended
+from trajlake.ingest.arrays import Row
 from trajlake.ingest.episode import EpisodeFields, opening_row
-from trajlake.ingest.values import Row, json_text
+from trajlake.ingest.json_text import json_text
 from trajlake.ingest.writer import Writer
 
 Progress = Callable[[Path, int, int], None]

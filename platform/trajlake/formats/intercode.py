@@ -27,7 +27,7 @@ from trajlake.formats.moving import inside, move, text_or_none
 from trajlake.formats.rebuild import LONG_TEXT, Exact, episode_extra, extra_of, rebuilt, source_row
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
-from trajlake.ingest.values import json_text
+from trajlake.ingest.json_text import json_text
 from trajlake.read.trajectory import Trajectory
 
 _TURNS = {"actions", "observations"}

@@ -15,7 +15,7 @@ from trajlake.formats.base import Format, Record, any_row, fits_begin, fits_end,
 from trajlake.formats.quick_json import own_loads
 from trajlake.formats.rebuild import LONG_TEXT, Exact, episode_extra, extra_of
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
-from trajlake.ingest.values import json_text
+from trajlake.ingest.json_text import json_text
 from trajlake.read.trajectory import Trajectory
 
 _FAILURES = {"TIMEOUT": "timeout", "INVALID": "validation", "ERROR": "other"}

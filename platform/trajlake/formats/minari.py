@@ -23,9 +23,8 @@ from trajlake.formats.archive import is_archive, open_archive
 from trajlake.formats.base import Format, Record, Refused
 from trajlake.formats.rebuild import Exact
 from trajlake.formats.source import Source
-from trajlake.ingest.arrays import tensor_rows
+from trajlake.ingest.arrays import Row, tensor_rows
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
-from trajlake.ingest.values import Row
 
 Array = np.ndarray[Any, Any]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from trajlake.formats.base import fits_time
 from trajlake.formats.rebuild import same
-from trajlake.ingest.values import microseconds
+from trajlake.ingest.scalars import microseconds
 
 _EPOCH = datetime(1970, 1, 1)
 _LATEST = 10**17

@@ -19,7 +19,8 @@ from trajlake.formats.messages import arguments, content_part
 from trajlake.formats.quick_json import own_loads
 from trajlake.formats.rebuild import LONG_TEXT, Exact, episode_extra, extra_of
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
-from trajlake.ingest.values import content_parts, json_text, usual_calls
+from trajlake.ingest.json_text import json_text
+from trajlake.ingest.lists import content_parts, usual_calls
 from trajlake.read.trajectory import Trajectory, to_array
 
 _REQUEST, _RESPONSE = "responses_create_params", "response"

@@ -18,8 +18,10 @@ import numpy as np
 
 from trajlake.errors import FormatError, UsageError
 from trajlake.formats.quick_json import own_loads
+from trajlake.ingest.arrays import Row
 from trajlake.ingest.episode import StepFields, opening_row, outcome_row, with_tensors
-from trajlake.ingest.values import Row, json_text, step_row
+from trajlake.ingest.json_text import json_text
+from trajlake.ingest.values import step_row
 from trajlake.read.trajectory import Trajectory, restored
 from trajlake_schemas import EPISODES, STEPS
 

@@ -11,8 +11,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from trajlake.errors import WriterClosed
+from trajlake.ingest.arrays import Row
 from trajlake.ingest.conversation import Conversation
-from trajlake.ingest.values import Row, begin_row, end_row, freeze_step, microseconds, row_bytes
+from trajlake.ingest.scalars import microseconds
+from trajlake.ingest.values import begin_row, end_row, freeze_step, row_bytes
 
 if TYPE_CHECKING:
     from trajlake.ingest.writer import Writer

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from trajlake.errors import TrajlakeError, UsageError, WriterClosed
-from trajlake.ingest.values import Row, row_bytes
+from trajlake.ingest.arrays import Row
+from trajlake.ingest.values import row_bytes
 
 log = logging.getLogger("trajlake")
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trajlake.errors import SegmentUnreadable
+from trajlake.ingest.arrays import Row
 from trajlake.ingest.surrogates import without_surrogates
-from trajlake.ingest.values import Row
 from trajlake_schemas import EVENTS
 
 MAGIC = b"TRAJLAKE"

@@ -6,7 +6,8 @@ import base64
 import json
 from typing import Any
 
-from trajlake.ingest.values import Row, json_text
+from trajlake.ingest.arrays import Row
+from trajlake.ingest.json_text import json_text
 
 
 def without_surrogates(row: Row) -> Row:

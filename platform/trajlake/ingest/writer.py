@@ -16,14 +16,17 @@ from typing import Any, TypedDict, Unpack
 
 from trajlake.errors import UsageError, WriterClosed
 from trajlake.ingest import exits
+from trajlake.ingest.arrays import Row
 from trajlake.ingest.episode import Episode, EpisodeFields
 from trajlake.ingest.epochs import check_name
 from trajlake.ingest.event_queue import OWN_EPISODE, Put
+from trajlake.ingest.lists import rewards
 from trajlake.ingest.metrics import CloseReport, WriterStats
 from trajlake.ingest.options import Durability, OnFull, WriterOptions
 from trajlake.ingest.recorder import Recorder
+from trajlake.ingest.scalars import is_whole_number
 from trajlake.ingest.spool import SpoolMeta
-from trajlake.ingest.values import Row, is_whole_number, rewards, row_bytes
+from trajlake.ingest.values import row_bytes
 from trajlake.storage import ObjectStore
 
 log = logging.getLogger("trajlake")
