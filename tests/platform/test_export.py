@@ -154,7 +154,12 @@ def lines(report):
     return [line for path in files(report.destination) for line in path.read_text().splitlines()]
 
 
-def test_an_interrupted_export_looks_unfinished_and_goes_on_where_it_was(snapshot, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("together", "resumed"), [(1, 2), (7, 2), (256, 0)])
+def test_an_interrupted_export_looks_unfinished_and_goes_on_where_it_was(
+    snapshot, tmp_path, monkeypatch, together, resumed
+):
+    """Small files are noted as written when as many of them are as make a batch."""
+    monkeypatch.setattr("trajlake.read.export.BATCH", together)
     real = shards_module.SHARD_WRITERS["parquet"]
     written = []
 
@@ -171,7 +176,7 @@ def test_an_interrupted_export_looks_unfinished_and_goes_on_where_it_was(snapsho
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.rglob("manifest.json"))
     report = snapshot.export(tmp_path / "out", shards=4)
-    assert report.resumed_shards == 2
+    assert report.resumed_shards == resumed
     snapshot.export(tmp_path / "undisturbed", shards=4)
     assert [path.read_bytes() for path in files(tmp_path / "out")] == [
         path.read_bytes() for path in files(tmp_path / "undisturbed")

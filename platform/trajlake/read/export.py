@@ -32,6 +32,7 @@ from trajlake.formats.exporting import export_format, parts_of, write_part
 from trajlake.read.lineage import register
 from trajlake.read.shards import SHARD_WRITERS, Batch, ShardFile
 from trajlake.read.snapshot import is_repeat
+from trajlake.read.steps_reader import BATCH
 
 if TYPE_CHECKING:
     from trajlake.formats import Format
@@ -182,33 +183,72 @@ def _write_parts(
 ) -> tuple[list[ShardFile], int]:
     files: list[ShardFile] = []
     resumed = done = 0
-    for part in parts:
-        path = work / part.name
-        note = path.with_name(f"{path.name}.done")
-        if note.exists():
-            file = ShardFile(**json.loads(note.read_text()))
-            if file.sha256 == _sha256(path):
-                files.append(file)
-                resumed += 1
-                done += len(part.rows)
-                continue
 
-        def batches(mine: pl.DataFrame = rows[part.rows]) -> Iterator[Batch]:
-            nonlocal done
-            for batch in snapshot.batches(mine):
-                yield batch
-                done += len(batch[0])
-                if on_progress is not None:
-                    on_progress(done, len(rows))
+    def said(batches: Iterator[Batch]) -> Iterator[Batch]:
+        nonlocal done
+        for batch in batches:
+            yield batch
+            done += len(batch[0])
+            if on_progress is not None:
+                on_progress(done, len(rows))
 
-        file = part.write(batches(), path)
-        if file.rows != len(part.rows):
-            raise ExportError(f"{part.name}: {file.rows} rows were written for {len(part.rows)} episodes")
-        _write_durably(note, json.dumps(asdict(file)))
-        files.append(file)
+    for run in _runs(parts):
+        note = work / f"{run[0].name}.done"
+        written = _written(note, work)
+        if written is not None:
+            resumed += len(run)
+            done += sum(len(part.rows) for part in run)
+        else:
+            stream = _Stream(snapshot.batches(rows[[*chain(*(part.rows for part in run))]]))
+            written = [part.write(said(stream.take(len(part.rows))), work / part.name) for part in run]
+            for part, file in zip(run, written, strict=True):
+                if file.rows != len(part.rows):
+                    raise ExportError(f"{part.name}: {file.rows} rows were written for {len(part.rows)} episodes")
+            _write_durably(note, json.dumps([asdict(file) for file in written]))
+        files += written
     if on_progress is not None:
         on_progress(len(rows), len(rows))
     return files, resumed
+
+
+def _runs(parts: list[_Part]) -> Iterator[list[_Part]]:
+    """Files that are read, and noted as written, together: small ones up to a batch of episodes, a large one alone."""
+    run: list[_Part] = []
+    episodes = 0
+    for part in parts:
+        if run and episodes + len(part.rows) > BATCH:
+            yield run
+            run, episodes = [], 0
+        run.append(part)
+        episodes += len(part.rows)
+    if run:
+        yield run
+
+
+class _Stream:
+    """Batches, given out in other sizes."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self._rest: Batch | None = None
+
+    def take(self, episodes: int) -> Iterator[Batch]:
+        """The next so many episodes."""
+        while episodes:
+            rows, tables = self._rest or next(self._batches)
+            self._rest = (rows[episodes:], tables[episodes:]) if len(rows) > episodes else None
+            yield rows[:episodes], tables[:episodes]
+            episodes -= min(episodes, len(rows))
+
+
+def _written(note: Path, work: Path) -> list[ShardFile] | None:
+    """The files that an earlier export noted, if they are still what they were."""
+    if not note.exists():
+        return None
+    files = [ShardFile(**file) for file in json.loads(note.read_text())]
+    if any(not (work / file.name).exists() or file.sha256 != _sha256(work / file.name) for file in files):
+        return None
+    return files
 
 
 def _sha256(path: Path) -> str:
