@@ -13,6 +13,9 @@
     each = "trajectory"               # a list, one step each
     source = "who"
     message = "text"
+    timestamp = { path = "at", unit = "ms" }                  # numbers since 1970, in s, ms, us or ns
+    tool_calls = { name = "tool", arguments = "tool_input" }  # one call, of parts of the step
+    tool_results = { each = "outputs", content = "text" }     # one for each object of a list in the step
 
     [steps.sources]                   # what the file says for `source`, and what it means here
     human = "user"
@@ -46,16 +49,23 @@ _END = frozenset(EndFields.__annotations__) - {"extra"}
 _TIMES = frozenset({"started_at", "ended_at"})
 _STEP = frozenset(StepFields.__annotations__) - {"extra", "observation", "action"}
 _TOP = {"name", "rows", "messages", "episode", "steps"}
+_MOMENTS = _TIMES | {"timestamp"}
+_UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}  # in a second
+_OBJECTS = {"tool_calls": {"id", "name", "arguments"}, "tool_results": {"call_id", "content", "is_error"}}
 
 Where = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class _Said:
-    """A column's value: at a path, or the same for every row."""
+    """A column's value: at a path, or the same for every row. With `in_second` a number is a time in parts of a second,
+    so many of them. With `fields` it is a list of objects with these: one, or one for each object of `each`."""
 
     where: Where = ()
     value: Any = None
+    in_second: int | None = None
+    fields: Mapping[str, Where] = field(default_factory=dict)
+    each: Where | None = None
 
 
 @dataclass(frozen=True)
@@ -120,11 +130,27 @@ def _columns(given: Mapping[str, Any], known: frozenset[str], what: str) -> dict
     for column, said in given.items():
         if isinstance(said, dict) and set(said) == {"value"}:
             found[column] = _Said(value=said["value"])
+        elif isinstance(said, dict) and column in _MOMENTS and set(said) == {"path", "unit"}:
+            if said["unit"] not in _UNITS:
+                raise UsageError(f"{what} {column}: the unit is one of {', '.join(_UNITS)}, not {said['unit']!r}")
+            found[column] = _Said(_path(said["path"]), in_second=_UNITS[said["unit"]])
+        elif isinstance(said, dict) and column in _OBJECTS:
+            paths = {name: _path(path) for name, path in said.items()}
+            _only(paths, _OBJECTS[column] | {"each"}, f"{what} {column}")
+            each = paths.pop("each", None)
+            found[column] = _Said(fields=paths, each=each)
         elif isinstance(said, str):
             found[column] = _Said(_path(said))
         else:
-            raise UsageError(f"{what} {column}: write a path in quotes, or {{ value = … }}")
+            raise UsageError(f"{what} {column}: write a path in quotes, or {{ value = … }}{_or(column)}")
     return found
+
+
+def _or(column: str) -> str:
+    if column in _MOMENTS:
+        return ', or { path = "…", unit = "ms" }'
+    paths = ", ".join(f'{name} = "…"' for name in sorted(_OBJECTS.get(column, ())))
+    return f", or {{ {paths} }}" if paths else ""
 
 
 def _only(given: Mapping[str, Any], known: set[str] | frozenset[str], what: str) -> None:
@@ -219,7 +245,26 @@ def _step(value: Any, number: int, mapping: _Mapping) -> StepFields:
 
 
 def _value(row: Any, said: _Said) -> Any:
-    return _take(row, said.where) if said.where else said.value
+    if said.fields or said.each is not None:
+        return _objects(row, said)
+    value = _take(row, said.where) if said.where else said.value
+    if said.in_second is not None and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value / said.in_second
+    return value
+
+
+def _objects(row: Any, said: _Said) -> Any:
+    items = [row] if said.each is None else _take(row, said.each)
+    if not isinstance(items, list):
+        return items  # refused by its column, unless it is null
+    found = []
+    for item in items:
+        given = {name: value for name, where in said.fields.items() if (value := _take(item, where)) is not None}
+        if said.each is None:
+            found += [given] if given else []
+        else:  # what no field takes stays with its object
+            found.append({**item, **given} if isinstance(item, dict) else item)
+    return found or None
 
 
 def _take(value: Any, where: Where) -> Any:

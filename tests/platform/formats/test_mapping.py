@@ -96,6 +96,51 @@ def test_rows_may_be_the_values_of_an_object(put: Any, mapping: Any) -> None:
     ]
 
 
+CALLS = """
+name = "ours"
+
+[episode]
+started_at = { path = "started", unit = "ms" }
+
+[steps]
+each = "events"
+timestamp = { path = "t", unit = "us" }
+tool_calls = { name = "tool", arguments = "tool_input" }
+tool_results = { each = "outputs", content = "out['text']", call_id = "of" }
+"""
+
+
+def test_calls_and_results_of_parts_and_times_in_units(put: Any, run_import: Any, mapping: Any) -> None:
+    row = {
+        "started": 1764590000123,
+        "events": [
+            {"t": 1764590000123456, "tool": "search", "tool_input": {"q": "x"}},
+            {"outputs": [{"out": {"text": "found", "mime": "t"}, "of": "1"}, {"out": {"text": "more"}}], "tool": None},
+            {"t": "2026-01-01T00:00:00Z"},
+        ],
+    }
+    chosen = load_mapping(mapping(CALLS))
+    [record] = chosen.read(open_source(put(row)))
+    assert isinstance(record, Record)
+    assert record.started_at == 1764590000.123
+    imported = run_import(put(row), format=chosen)
+    call, results, neither = imported.steps
+    assert call["timestamp"].isoformat() == "2025-12-01T11:53:20.123456+00:00"
+    assert [(one["name"], one["arguments"]) for one in call["tool_calls"]] == [("search", '{"q":"x"}')]
+    assert [(one["content"], one["call_id"]) for one in results["tool_results"]] == [("found", "1"), ("more", None)]
+    assert json.loads(results["extra"])["tool_results"]["0"] == {"out": {"mime": "t"}}
+    assert neither["timestamp"].year == 2026
+    assert neither["tool_calls"] is neither["tool_results"] is results["tool_calls"] is None
+
+
+@pytest.mark.parametrize("outputs", [5, [5], "x", {"a": 1}])
+def test_objects_that_are_none_refuse_their_row(put: Any, run_import: Any, mapping: Any, outputs: Any) -> None:
+    rows = [{"events": []}, {"events": [{"outputs": outputs}]}]
+    [file] = run_import(put(rows), format=load_mapping(mapping(CALLS))).report.files
+    assert file.episodes == 1
+    assert "tool_results: must be a list of objects" in file.refusals[0].reason
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -130,6 +175,13 @@ def test_a_row_that_does_not_fit_is_refused_alone(
         ('name = "x"\nmessages = "m"\n[episode]\nseed = 5\n', "write a path in quotes"),
         ('name = "x"\n[steps]\neach = "s"\n[steps.sources]\na = "cat"\n', "maps what the file says to one of"),
         ('name = "x"\nsteps = 5\n', "are tables"),
+        ('name = "x"\n[steps]\neach = "s"\ntimestamp = 5\n', 'or { path = "…", unit = "ms" }'),
+        ('name = "x"\n[steps]\neach = "s"\ntimestamp = { path = "t", unit = "h" }\n', "one of s, ms, us, ns, not 'h'"),
+        (
+            'name = "x"\n[steps]\neach = "s"\ntool_calls = { color = "c" }\n',
+            "tool_calls has no 'color'; there are argu",
+        ),
+        ('name = "x"\n[steps]\neach = "s"\ntool_calls = 5\n', 'or { arguments = "…", id = "…", name = "…" }'),
     ],
 )
 def test_what_is_wrong_in_a_mapping_is_said(mapping: Any, text: str, reason: str) -> None:
