@@ -8,18 +8,23 @@ is missing it is made anew from the ledger. It also names the runs of the index 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import polars as pl
 
 from trajlake.errors import ObjectMissing, SegmentUnreadable, StoreUnavailable
+from trajlake.ingest.epochs import EPOCHS
 from trajlake.ingest.segment import LANDING, SegmentName
 from trajlake.storage import ObjectInfo, ObjectStore, Unknown
 from trajlake.table.id_index import Run, Runs
 from trajlake.table.tables import open_table
 
 SKIP_FROM = 100  # consumed segments of an epoch: fewer are read past, since a page of a listing holds a thousand
+
+_THREADS = 16
 
 Range = tuple[int, int]  # from and to, both included
 
@@ -164,6 +169,26 @@ def list_new(store: ObjectStore, frontier: Frontier) -> Listing:
                     after = f"{folder}/{ahead - 1:08d}.arrow"
                     break
     return Listing(new, sorted(set(frontier.marks) - seen))
+
+
+def lost_segments(store: ObjectStore) -> dict[str, int]:
+    """Of how many segments nothing is left, by the epoch's folder in landing: the writer closed in order and said how
+    many it had brought in, and they are neither in the ledger nor in landing."""
+    keys = [info.key for info in store.list(f"{EPOCHS}/") if info.key.endswith(".closed")]
+    with ThreadPoolExecutor(_THREADS) as threads:
+        said = [json.loads(body).get("segments", 0) for body in threads.map(store.get, keys)]  # older writers do not
+    folders = [f"{LANDING}/{key.removeprefix(f'{EPOCHS}/').removesuffix('.closed')}" for key in keys]
+    paths = pl.scan_delta(open_table(store, "segments")).select(pl.col("path").unique()).collect()["path"]
+    known = Counter(path.rpartition("/")[0] for path in paths)
+    lost = {}
+    for folder, count in zip(folders, said, strict=True):
+        if known[folder] < count:
+            there = {info.key for info in store.list(f"{folder}/")} | {
+                path for path in paths if path.startswith(f"{folder}/")
+            }
+            if len(there) < count:
+                lost[folder] = count - len(there)
+    return lost
 
 
 def frontier_key(job_folder: str) -> str:

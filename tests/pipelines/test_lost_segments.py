@@ -1,5 +1,7 @@
 """An episode of which a segment was lost never looks complete, whoever reads it; when the segment comes, it does."""
 
+import os
+
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -268,3 +270,25 @@ def test_what_comes_of_a_sealed_episode_is_added_though_it_is_still_not_whole(la
     compact(lake, stale_after=3600)
     assert (row(lake, "e0001")["status"], row(lake, "e0001")["n_steps"]) == ("aborted", 4)
     assert_sound(lake)
+
+
+def doctor(lake):
+    return CliRunner().invoke(cli, ["--lake", lake.uri, "doctor"], env=dict(os.environ))
+
+
+def test_doctor_counts_segments_that_vanished_before_they_were_compacted(lake):
+    keys = record_in_segments(lake, [1, 1])
+    others = record_in_segments(lake, [1], episode_id="other", worker="other")
+    assert doctor(lake).exit_code == 0
+    data = lose(lake, keys[-1])
+    for _ in range(2):
+        lost = doctor(lake)
+        assert lost.exit_code == 1
+        assert "1 vanished before they were compacted: 1 of landing/run/w/000000" in lost.stderr
+        compact(lake)
+    deliver(lake, keys[-1], data)
+    assert doctor(lake).exit_code == 0
+    compact(lake)
+    for key in keys + others:  # as vacuum does, later
+        lake.store.delete(key)
+    assert doctor(lake).exit_code == 0

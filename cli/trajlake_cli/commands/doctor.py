@@ -55,6 +55,7 @@ def _lake_checks(store: ObjectStore, uri: str) -> Iterator[dict[str, Any]]:
     from trajlake.errors import TrajlakeError
     from trajlake.table.commit import missing_files
     from trajlake_cli.lake_schemas import stored_schemas
+    from trajlake_pipelines.frontier import lost_segments
     from trajlake_pipelines.plan import load_plan, next_number
     from trajlake_schemas import TABLES, diff
 
@@ -64,6 +65,7 @@ def _lake_checks(store: ObjectStore, uri: str) -> Iterator[dict[str, Any]]:
         schemas = stored_schemas(lake)
         lost = missing_files(store)
         load_plan(store, next_number(store))
+        segments = lost_segments(store)
     except TrajlakeError as error:
         yield {"check": "lake", "ok": False, "detail": str(error)}
         return
@@ -74,3 +76,9 @@ def _lake_checks(store: ObjectStore, uri: str) -> Iterator[dict[str, Any]]:
         yield {"check": f"table {name}", "ok": not refused, "detail": detail or "columns are as this version has them"}
     files = f"{len(lost)} are lost: {', '.join(lost[:_NAMED])}; restore them from a backup" if lost else "all are there"
     yield {"check": "files of the tables", "ok": not lost, "detail": files}
+    named = ", ".join(f"{count} of {folder}" for folder, count in list(segments.items())[:_NAMED])
+    detail = (
+        f"{sum(segments.values())} vanished before they were compacted: {named}; is there a rule that removes objects?"
+    )
+    landed = detail if segments else "all are there or compacted"
+    yield {"check": "segments of closed writers", "ok": not segments, "detail": landed}

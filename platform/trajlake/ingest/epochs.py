@@ -50,12 +50,14 @@ def claim_epoch(store: ObjectStore, folder: SpoolFolder | NoSpool) -> int:
     return epoch
 
 
-def close_epoch(store: ObjectStore, folder: SpoolFolder | NoSpool) -> None:
-    """Mark the epoch as ended in order. Only a courtesy to the next process, so a failure is only logged."""
+def close_epoch(store: ObjectStore, folder: SpoolFolder | NoSpool, segments: int) -> None:
+    """Mark the epoch as ended in order, with so many segments in landing, which tells whether some are lost later. Only
+    a courtesy to the next process and to `trajlake doctor`, so a failure is only logged."""
     if folder.epoch is None:
         return
     meta = folder.meta
     try:
-        store.put_if_absent(f"{EPOCHS}/{meta.run_id}/{meta.worker_id}/{folder.epoch:06d}.closed", b"{}")
+        key = f"{EPOCHS}/{meta.run_id}/{meta.worker_id}/{folder.epoch:06d}.closed"
+        store.put_if_absent(key, json.dumps({"segments": segments}).encode())
     except StoreError as error:
         log.info("the epoch could not be marked as closed: %s", error)

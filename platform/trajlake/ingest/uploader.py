@@ -58,6 +58,7 @@ class Uploader:
         self.bytes = 0
         self.retries = 0
         self.recovered_segments = 0  # of writers that are gone
+        self._landed = 0  # segments of this writer
         self.durable_at: float | None = None
         self._thread = threading.Thread(target=self._loop, name="trajlake-uploader", daemon=True)
 
@@ -156,7 +157,7 @@ class Uploader:
         if self._recovery is not None:
             del self._recovery
         if self._finished:
-            close_epoch(self._store, self._folder)
+            close_epoch(self._store, self._folder, self._landed)
         with self._changed:
             self._done = True
             releases = self._releases
@@ -174,6 +175,7 @@ class Uploader:
         sent = put_closed(self._store, self._folder, segment)
         with self._changed:
             self._sent = segment.number
+            self._landed += sent.bytes > 0  # of a damaged one nothing may be left
             segment = self._waiting[0]  # which may have been brought from memory to the disk meanwhile
         if segment.path is not None and sent.damage:
             set_aside(segment.path, sent)
