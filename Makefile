@@ -7,12 +7,13 @@ RUN    := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
 TORCH  := .venv-torch
+LOWEST := .venv-lowest
 PRISM  := github.com/apache/beam/sdks/v2/go/cmd/prism@v2.77.0
 
-.PHONY: help setup demo test test-unit test-torch check format docs bench soak prism clean
+.PHONY: help setup demo test test-unit test-torch test-lowest check format docs bench soak prism clean
 
 help:  ## Show this list
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml
 	@infra/setup.sh "$(VENV)" "$(PYTHON)"
@@ -36,6 +37,16 @@ test-torch: $(TORCH)/.ready  ## The tests that need PyTorch, in an environment o
 
 $(TORCH)/.ready: pyproject.toml
 	@infra/setup.sh "$(TORCH)" "$(PYTHON)" test-torch
+	@touch $@
+
+# Generated pages and image tags are those of the newest versions.
+test-lowest: $(LOWEST)/.ready  ## The tests that take seconds, with the oldest versions that pyproject.toml allows
+	$(LOWEST)/bin/python -m pytest -m unit -n 2 -k "not reference_page and not images_of_beam"
+
+$(LOWEST)/.ready: pyproject.toml
+	@$(PYTHON) -m venv $(LOWEST)
+	@$(LOWEST)/bin/pip install --quiet uv
+	@VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip install --quiet --resolution lowest-direct -e ".[test]"
 	@touch $@
 
 check: $(STAMP)  ## Lint, types, import direction
@@ -64,4 +75,4 @@ prism: $(STAMP)  ## Build Beam's Prism runner beside python (needs Go), for --ru
 	GOBIN="$(abspath $(BIN))" go install $(PRISM)
 
 clean:  ## Remove what the targets made
-	rm -rf $(VENV) $(TORCH) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) $(TORCH) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

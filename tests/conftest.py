@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -39,6 +41,19 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         folder = Path(os.environ.pop(SERVER_FOLDER))
         devserver.stop(folder)
         shutil.rmtree(folder.parent)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """What the command line does to loggers does not outlive a test."""
+    saved = [
+        (logger, logger.handlers[:], logger.propagate, logger.level)
+        for logger in (logging.getLogger("trajlake"), logging.getLogger())
+    ]
+    yield
+    for logger, handlers, propagate, level in saved:
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import click.testing
@@ -20,18 +19,10 @@ HOSTILE = "red \x1b[31mtext\x1b[0m, \u202eoverride, [bold]markup[/bold], \x9b2J,
 
 
 @pytest.fixture(autouse=True)
-def _plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variable of the machine's user changes what is printed, and no handler outlives a test."""
+def _plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of the machine's user changes what is printed."""
     for name in ("TRAJLAKE_LAKE", "TRAJLAKE_DEBUG", "NO_COLOR", "FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
-    saved = [
-        (logger, logger.handlers[:], logger.propagate, logger.level)
-        for logger in (logging.getLogger("trajlake"), logging.getLogger())
-    ]
-    yield
-    for logger, handlers, propagate, level in saved:
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
 
 
 @pytest.fixture
