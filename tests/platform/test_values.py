@@ -163,6 +163,16 @@ def test_a_value_that_does_not_fit_is_refused_by_field_and_reason(fields, reason
         step_row(fields)
 
 
+@pytest.mark.parametrize(
+    "fields", [{"tensors": {"a": np.zeros(9_000), "b": np.zeros(9_000)}}, {"extra": {"a": "x" * 99_999}}]
+)
+def test_a_step_that_arrow_cannot_hold_is_refused_at_the_call(monkeypatch, fields):
+    step_row(fields)
+    monkeypatch.setattr("trajlake.ingest.values._LARGEST_STEP", 99_999)
+    with pytest.raises(UsageError, match="a step of 1[0-9]{2},[0-9]{3} bytes is more than Arrow holds in a row"):
+        step_row(fields)
+
+
 def test_lone_surrogates_in_tags_come_back():
     tags = {"\ud83d": "a", "M": "\ud83d\ude00", "plain": ""}
     assert through_a_segment("begin", begin_row({"tags": tags}))["tags"] == tags

@@ -42,6 +42,7 @@ from trajlake_schemas.episodes import BEGIN, FAILURE_STAGES, OUTCOME, STATUSES
 from trajlake_schemas.steps import SOURCES, STEP_CONTENT
 
 _INT32_MAX = 2**31 - 1
+_LARGEST_STEP = 2_000_000_000  # bytes: an array of texts or lists holds less than 2 GiB
 
 
 def _extra(value: Any) -> str:
@@ -173,6 +174,10 @@ def freeze_step(row: Row) -> int:
             raise UsageError(f"step field extra: must map names to values, not {kind_of(extra)}")
         row["extra"] = json_text({**(extra or {}), **leftovers} if leftovers else extra)
         size += len(row["extra"])
+    if size > _LARGEST_STEP:
+        raise UsageError(
+            f"a step of {size:,} bytes is more than Arrow holds in a row: record its arrays in several steps"
+        )
     return size
 
 
