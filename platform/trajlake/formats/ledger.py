@@ -68,6 +68,11 @@ class Ledger:
                 hashes.setdefault(path, set()).add(sha256)
         return hashes
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the run has imported nothing yet."""
+        return not self._files
+
     def find(self, sha256: str) -> Said | None:
         """What was put down of a file with this hash; None where it was not imported whole."""
         return None if self._again else self._known.get(sha256)

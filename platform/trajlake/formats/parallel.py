@@ -1,7 +1,7 @@
 """Importing folders into a lake: in several processes where that pays, and on from where an import was stopped.
 
 Reading JSON and making rows of it hold Python's lock, so that threads gain nothing: processes do, one Writer each. This
-process is one of them, and reads while the others start.
+process is one of them, and hashes the files while the others start.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
@@ -45,6 +45,9 @@ _LOST = "the process that read it was killed, perhaps for want of memory; run th
 
 Hashes = Mapping[Path, str | None]
 """Files, with their hashes; None for a file that cannot be read."""
+
+_Given = tuple[Hashes, Future[list[FileReport]]]
+"""What a process of the pool is to read, and its reports."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +88,14 @@ def import_tree(
     files = list(files_of(paths))
     ledger = _ledger(lake, job)
     found: dict[Path, FileReport] = {}
-    hashes = _not_known(files, chosen, ledger, found)
-    wanted = _count(list(hashes), processes)
+    hashes = None if ledger.is_empty else _not_known(files, chosen, ledger, found)
+    wanted = _count(files if hashes is None else list(hashes), processes)
     if wanted > 1:
-        found |= _in_processes(lake, job, hashes, wanted, on_progress)
-    elif hashes:
+        with process_pool(wanted - 1, _start, job) as pool:
+            if hashes is None:  # while the others start
+                hashes = _not_known(files, chosen, ledger, found)
+            found |= _shared_out(lake, job, hashes, pool, wanted, on_progress)
+    elif hashes := _not_known(files, chosen, ledger, found) if hashes is None else hashes:
         with _writer(lake, run) as writer:
             report = import_files(
                 writer, hashes, format=chosen, begin=begin, on_progress=on_progress, ledger=ledger, hashes=hashes
@@ -127,9 +133,10 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _in_processes(
-    lake: Lake, job: _Job, hashes: Hashes, count: int, on_progress: Progress | None
+def _shared_out(
+    lake: Lake, job: _Job, hashes: Hashes, pool: Executor, count: int, on_progress: Progress | None
 ) -> dict[Path, FileReport]:
+    """Read the files, here and in the `count - 1` processes of the pool."""
     found: dict[Path, FileReport] = {}
     waiting = deque(_batches(hashes, count))
     lock = Lock()
@@ -144,31 +151,43 @@ def _in_processes(
             return waiting.popleft()
         return None
 
+    def give(given: deque[_Given]) -> bool:
+        if (batch := next_batch()) is None:
+            return False
+        try:
+            given.append((batch, pool.submit(_read, batch)))
+        except BrokenExecutor:
+            waiting.appendleft(batch)
+            raise
+        return True
+
     def read_elsewhere() -> None:
         """Give batches to a process as long as there are some, and the process lives."""
-        while (batch := next_batch()) is not None:
-            try:
-                task = pool.submit(_read, batch)
-            except BrokenExecutor:
-                waiting.appendleft(batch)
-                return
-            try:
-                reports = task.result()
-            except BrokenExecutor:
+        given: deque[_Given] = deque()
+        try:
+            while True:
+                # While there are many, one lies ready: this thread has to wait for the one that reads here.
+                while len(given) < (2 if len(waiting) > 2 * count else 1) and give(given):
+                    pass
+                if not given:
+                    return
+                for report in given[0][1].result():
+                    found[report.path] = report
+                    say(report.path, _size(report.path), _size(report.path))
+                given.popleft()
+        except BrokenExecutor:
+            for batch, _ in list(given)[:1]:
                 found.update({path: FileReport(path, error=_LOST) for path in batch})
-                return
-            except BaseException:
-                waiting.clear()
-                raise
-            for report in reports:
-                found[report.path] = report
-                say(report.path, _size(report.path), _size(report.path))
+            waiting.extend(batch for batch, _ in list(given)[1:])
+        except BaseException:
+            waiting.clear()
+            raise
 
     def read_here(read: Callable[[Hashes, Progress], ImportReport]) -> None:
         while (batch := next_batch()) is not None:
             found.update({report.path: report for report in read(batch, say).files})
 
-    with ThreadPoolExecutor(count - 1) as threads, process_pool(count - 1, _start, job) as pool:
+    with ThreadPoolExecutor(count - 1) as threads:
         others = [threads.submit(read_elsewhere) for _ in range(count - 1)]
         try:
             with _writer(lake, job.run) as writer:
@@ -209,17 +228,19 @@ def _not_known(
 
 
 def _batches(hashes: Hashes, count: int) -> list[Hashes]:
-    """The files in their order, in parts that are large enough to be flushed, and many enough to be shared out."""
+    """The files in their order, in parts that are large enough to be flushed, and many enough to be shared out; the
+    last are small, so that nobody waits long for another."""
     sizes = {path: _size(path) for path in hashes}
-    limit = max(_BATCH_BYTES, sum(sizes.values()) // (count * 8))
+    left = sum(sizes.values())
     batches: list[dict[Path, str | None]] = []
-    size = limit
+    size = limit = 0
     for path, sha256 in hashes.items():
         if size >= limit:
             batches.append({})
-            size = 0
+            size, limit = 0, max(_BATCH_BYTES, left // (count * 8))
         batches[-1][path] = sha256
         size += sizes[path]
+        left -= sizes[path]
     return list(batches)
 
 

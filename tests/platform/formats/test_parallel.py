@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,9 +208,16 @@ def test_a_mapping_reads_in_every_process(tmp_path: Path) -> None:
         import_tree(lake, "r", files, processes=0, again=True)
 
 
-def test_a_process_that_is_killed_is_no_success(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lake, marker = trajlake.create(tmp_path / "lake"), tmp_path / "killed"
+def test_a_process_that_is_killed_loses_only_what_it_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake, marker, folder = trajlake.create(tmp_path / "lake"), tmp_path / "killed", tmp_path / "tree"
+    folder.mkdir()
+    for number in range(8):
+        (folder / f"{number}.json").write_text(json.dumps(row(str(number))))
     read_here = parallel._reader
+
+    def kill(batch: list[Path]) -> list[FileReport]:  # inside the test, so that it travels by value
+        marker.touch()
+        os._exit(9)
 
     def after_it_was_killed(*arguments: Any) -> Any:
         deadline = time.monotonic() + 60
@@ -220,18 +226,31 @@ def test_a_process_that_is_killed_is_no_success(tree: Path, tmp_path: Path, monk
         return read_here(*arguments)
 
     monkeypatch.setattr(parallel, "_BATCH_BYTES", 1)
-    monkeypatch.setattr(parallel, "_read", partial(kill, marker))
+    monkeypatch.setattr(parallel, "_read", kill)
     monkeypatch.setattr(parallel, "_reader", after_it_was_killed)
-    report = import_tree(lake, "r", [tree / "a", tree / "c" / "d" / "3.json"], processes=2)
+    report = import_tree(lake, "r", [folder], processes=2)
+    assert marker.exists()
     lost = [file for file in report.files if file.error]
     assert ["was killed" in str(file.error) for file in lost] == [True]
-    assert len(report.files) > 1
+    assert (len(report.files), report.episodes) == (8, 7)
     monkeypatch.undo()
-    again = import_tree(lake, "r", [tree / "a", tree / "c" / "d" / "3.json"], processes=2)
+    again = import_tree(lake, "r", [folder], processes=2)
     assert [file.path for file in again.files if not file.already] == [lost[0].path]
     assert not any(file.error for file in again.files)
+    assert landed(lake) == [str(number) for number in range(8)]
 
 
-def kill(marker: Path, batch: list[Path]) -> list[FileReport]:
-    marker.touch()
-    os._exit(9)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_parts_hold_every_file_once_in_order_and_become_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(parallel, "_BATCH_BYTES", 100)
+    files = [tmp_path / f"{number:03}" for number in range(200)]
+    for file in files:
+        file.write_bytes(b"x" * 50)
+    batches = parallel._batches(dict.fromkeys(files), count)
+    assert [file for batch in batches for file in batch] == files
+    sizes = [len(batch) for batch in batches]
+    assert sizes[:-1] == sorted(sizes[:-1], reverse=True)
+    assert sizes[0] > sizes[-2] == 2
+    assert parallel._batches({}, count) == []
