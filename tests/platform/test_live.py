@@ -432,6 +432,14 @@ def test_nothing_is_drawn_before_enough_is_there(lake):
     writing.join()
 
 
+@pytest.mark.parametrize("count", [0, -1])
+def test_live_draws_are_one_at_least(lake, count):
+    drawn = lake.sampler(live=True)
+    for draw in (drawn.take, drawn.batch):
+        with pytest.raises(UsageError, match=f"1, 2, 3, … at once, not {count}"):
+            draw(count, timeout=1)
+
+
 def test_samples_keep_to_their_ratio_to_inserts(lake):
     drawn = live(lake, "uniform", limiter=SampleToInsertRatio(2.0, min_size_to_sample=2, error_buffer=4.0))
     record(lake, range(2))

@@ -109,6 +109,15 @@ def test_a_large_permutation_needs_no_table():
     assert not np.array_equal(items, shuffled(1, size * 8, 200_000, size))
 
 
+def test_less_than_no_draw_is_refused():
+    drawn = sampler("epochs")
+    assert drawn.take(0) == []
+    for draw in (drawn.take, drawn.draw, drawn.batch):
+        with pytest.raises(UsageError, match="at once, not -1"):
+            draw(-1)
+    assert len(drawn.take(12)) == 12, "the place was kept"
+
+
 def test_epochs_end_where_they_are_counted():
     drawn = sampler("epochs", options={"epochs": 2})
     assert len(drawn.take(100)) == 24

@@ -360,6 +360,13 @@ def test_names_that_cannot_be_part_of_a_key_are_refused(tmp_path, name):
 
 
 @pytest.mark.unit
+def test_an_option_that_a_writer_does_not_have_is_told_with_those_it_has(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    with pytest.raises(TypeError, match="a writer has no option segment_size; it has .*segment_bytes"):
+        lake.writer(run="run", segment_size=1)
+
+
+@pytest.mark.unit
 def test_a_spool_that_cannot_be_written_is_told_at_once(tmp_path):
     lake = trajlake.create(tmp_path / "lake")
     (tmp_path / "file").write_text("")

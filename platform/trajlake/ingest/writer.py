@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
@@ -77,6 +78,9 @@ class Writer:
         self._lake_id = lake_id
         self._choices = choices
         given: dict[str, Any] = dict(choices)
+        names = [field.name for field in fields(WriterOptions)]
+        if unknown := given.keys() - set(names):
+            raise TypeError(f"a writer has no option {', '.join(sorted(unknown))}; it has {', '.join(names)}")
         spool = given.pop("spool", None)
         self._options = WriterOptions(**given) if spool is None else WriterOptions(spool=Path(spool), **given)
         self._lock = threading.Lock()

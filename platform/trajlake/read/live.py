@@ -220,7 +220,7 @@ class LiveSampler:
 
     def take(self, count: int, timeout: float | None = None) -> list[Sample]:
         """The next `count` draws, as soon as limiter and strategy allow them. Raises TimeoutError after `timeout`
-        seconds, UsageError where the limiter could never allow so many at once."""
+        seconds, UsageError for less than one draw, and where the limiter could never allow so many at once."""
         samples, _, _ = self._draw(count, timeout)
         return samples
 
@@ -232,6 +232,8 @@ class LiveSampler:
         return batch
 
     def _draw(self, count: int, timeout: float | None) -> tuple[list[Sample], pl.DataFrame, Pieces]:
+        if count < 1:
+            raise UsageError(f"live draws are 1, 2, 3, … at once, not {count}")
         if count > self.limiter.largest_batch:
             raise UsageError(
                 f"{count} samples at once could wait for ever: the limiter allows {self.limiter.largest_batch:g}"

@@ -129,7 +129,10 @@ class Sampler:
     # -- drawing ---------------------------------------------------------------------------------------------
 
     def draw(self, count: int) -> Draws:
-        """This reader's next `count` draws as arrays; fewer, or none, at the end of a strategy that ends."""
+        """This reader's next `count` draws as arrays; fewer, or none, at the end of a strategy that ends. Raises
+        UsageError for a count below zero."""
+        if count < 0:
+            raise UsageError(f"draws are 0, 1, 2, … at once, not {count}")
         first = self._walk.position
         steps = self._walk.advance(count * self.world_size)
         mine = slice(self.rank, None, self.world_size)
