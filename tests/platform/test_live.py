@@ -210,6 +210,9 @@ def test_a_resumed_trainer_repeats_nothing_and_misses_nothing(lake):
     record(lake, range(6, 8), worker="x")
     second = live(lake)
     second.load_state_dict(state)
+    for damage in ({"samples": None}, {"times_sampled": 3}):
+        with pytest.raises(UsageError, match="the state is damaged"):
+            second.load_state_dict({**state, "generation": 0, **damage})
     seen += ids(second.take(4))
     assert sorted(seen) == [f"e{number:04d}" for number in range(8)]
     with pytest.raises(UsageError, match="of another sampler"):

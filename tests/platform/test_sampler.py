@@ -454,6 +454,23 @@ def test_a_state_of_another_sequence_is_refused():
         ended.load_state_dict({**ended.state_dict(), "position": 13})
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [{"position": None}, {"position": "x"}, {"updates": {}}, {"updates": None}, {"times_sampled": {"items": "%"}}],
+    ids=str,
+)
+def test_a_sampler_that_refused_a_state_or_a_position_goes_on_where_it_was(damage):
+    drawn, other = (made("prioritized", 20, 2, seed=4) for _ in range(2))
+    drawn.draw(7), other.draw(7)
+    with pytest.raises(UsageError, match="the state is damaged"):
+        drawn.load_state_dict({**drawn.state_dict(), **damage})
+    with pytest.raises(UsageError, match="the state is damaged"):
+        drawn.load_state_dict([])
+    with pytest.raises(UsageError, match="a position must be from 0"):
+        drawn.go_to(-1)
+    assert drawn.take(5) == other.take(5)
+
+
 @pytest.mark.parametrize("most", [None, 2])
 @pytest.mark.parametrize("name", sorted(strategies()))
 def test_a_position_is_gone_to_as_if_all_before_it_had_been_drawn(name, most):

@@ -144,6 +144,7 @@ def test_arrays_are_copied_when_they_are_given():
         ({"tool_results": [None]}, "tool_results: must be a list of objects; it holds null"),
         ({"source": "robot"}, "source: must be one of"),
         ({"reward": "high"}, "reward: must be a number"),
+        *(({"reward": value}, "reward: must be a number") for value in (True, np.True_, np.array(False))),
         ({"token_ids": [2**31]}, "token_ids: must hold numbers from"),
         ({"token_ids": [0.5]}, "token_ids: must hold whole numbers"),
         ({"token_ids": [[1], [2]]}, "token_ids: must be a flat list"),

@@ -61,10 +61,11 @@ def real(value: Any) -> float:
     """A number of 64 bits; neither a truth value nor text."""
     if type(value) is float:
         return value
-    if isinstance(value, (bool, str)):
+    number = plain(value)
+    if isinstance(number, (bool, np.bool_, str)):
         raise UsageError(f"must be a number, not {value!r}")
     try:
-        return float(plain(value))
+        return float(number)
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"must be one number, not {value!r}") from error
 

@@ -26,7 +26,7 @@ from trajlake.read.items import NothingFits, Pieces
 from trajlake.read.landing import Landed, LandingTail
 from trajlake.read.population import Recipe, columns_of, population, rows_of
 from trajlake.read.prioritized import checked
-from trajlake.read.sampler import Sample, Sampler, ensure_same
+from trajlake.read.sampler import Sample, Sampler, ensure_same, refusing_damaged
 from trajlake.read.tags import filtered
 from trajlake.table.rewrite import LATE, add_late
 from trajlake.table.sealed import is_sealed
@@ -356,10 +356,13 @@ class LiveSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after what `state` says was drawn. Raises UsageError where it is of another lake or recipe."""
-        ensure_same({"lake_id": self._view.lake_id, **self.recipe.to_json()}, state)
-        self._samples, self._generation = int(state["samples"]), int(state["generation"])
-        self._times, self._priorities = dict(state["times_sampled"]), dict(state["priorities"])
+        """Go on after what `state` says was drawn. Raises UsageError where it is of another lake or recipe, or damaged,
+        and then nothing is changed."""
+        with refusing_damaged():
+            ensure_same({"lake_id": self._view.lake_id, **self.recipe.to_json()}, state)
+            samples, generation = int(state["samples"]), int(state["generation"])
+            times, priorities = dict(state["times_sampled"]), dict(state["priorities"])
+        self._samples, self._generation, self._times, self._priorities = samples, generation, times, priorities
         self._stale = True
         self._counted = (None, 0)
 

@@ -10,7 +10,9 @@ state has the counts in it.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -84,11 +86,11 @@ class Sampler:
         self._items = recipe.strategy.items(population.rows, recipe.window)
         if not self._items.size:
             raise NothingFits("no window of this length fits into any episode")
-        self._start_again()
+        self._walk = self._from_the_beginning()
 
-    def _start_again(self) -> None:
+    def _from_the_beginning(self) -> Walk:
         drawer = self.recipe.strategy.drawer(self.population.rows, self._items, self.recipe.seed)
-        self._walk = Walk(drawer, self._items.size, self.recipe.max_times_sampled, self.recipe.seed)
+        return Walk(drawer, self._items.size, self.recipe.max_times_sampled, self.recipe.seed)
 
     def __len__(self) -> int:
         """How many items can be drawn."""
@@ -215,9 +217,10 @@ class Sampler:
 
     def go_to(self, position: int) -> None:
         """Go on at this position of the sequence, as if all before it had been drawn and no priority was updated; at
-        the end where that is before. Raises UsageError for one below 0, or of 2**31 or more."""
-        self._start_again()
-        self._walk.go_to(position)
+        the end where that is before. Raises UsageError for one below 0, or of 2**31 or more, and then stays."""
+        walk = self._from_the_beginning()
+        walk.go_to(position)
+        self._walk = walk
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on from here, as JSON-compatible values; the same for all ranks."""
@@ -229,10 +232,21 @@ class Sampler:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, at any rank and world size. Raises UsageError where it is of another
-        sequence."""
-        ensure_same(self._sequence(), state)
-        self._start_again()
-        self._walk.load(state)
+        sequence or damaged, and then stays."""
+        walk = self._from_the_beginning()
+        with refusing_damaged():
+            ensure_same(self._sequence(), state)
+            walk.load(state)
+        self._walk = walk
+
+
+@contextmanager
+def refusing_damaged() -> Iterator[None]:
+    """Raises UsageError where what is done here to a state shows that it is not whole."""
+    try:
+        yield
+    except (LookupError, AttributeError, TypeError, ValueError, OverflowError, zlib.error) as error:
+        raise UsageError(f"the state is damaged: {error!r}") from error
 
 
 def ensure_same(mine: dict[str, Any], state: dict[str, Any]) -> None:
