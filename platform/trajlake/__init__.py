@@ -16,7 +16,6 @@ Names are loaded when they are first used, so that importing this is cheap.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,6 +59,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from importlib.metadata import version
+
         return version("trajlake")
     if name in _MODULES:
         return import_module(f"trajlake.{name}")

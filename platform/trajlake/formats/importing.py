@@ -23,6 +23,9 @@ from trajlake.ingest.writer import Writer
 Progress = Callable[[Path, int, int], None]
 """Called with the file, the bytes of it that are read, and its size in bytes."""
 
+Hashes = Mapping[Path, str | None]
+"""Files, with their hashes; None for a file that cannot be read."""
+
 KEPT_REFUSALS = 100
 _FLUSH_BYTES = 64 << 20  # of files that were read: what a stopped import reads again is less
 _DEEP = 100  # folders: a path that is deeper is left to the iteration of `os.path.realpath`
@@ -102,21 +105,21 @@ def _without_collections() -> Iterator[None]:
 @_without_collections()
 def import_files(
     writer: Writer,
-    paths: Iterable[str | os.PathLike[str]],
+    paths: Iterable[str | os.PathLike[str]] | Hashes,
     *,
     format: str | Format | None = None,
     begin: EpisodeFields | None = None,
     on_progress: Progress | None = None,
     ledger: Ledger | None = None,
-    hashes: Mapping[Path, str | None] | None = None,
 ) -> ImportReport:
-    """Record the episodes of files and folders (walked in sorted order, hidden names left out) with `writer`.
+    """Record the episodes of files and folders (walked in sorted order, hidden names left out) with `writer`; or of
+    files that were found and hashed a moment ago.
 
     `format` is the name of one for all files (or one of your own, such as `load_mapping` gives), else each file's is
     found out by its content; `begin` is said of every episode where its file does not say it (for example
     `policy_name`). Nothing about a file is fatal: what cannot be read is in the report. When this returns, what it
     reports is durable. Importing a file again gives the same episode ids, which compaction recognises; with a
-    `ledger`, files that the run has already are left out. `hashes` are those of files that were hashed a moment ago.
+    `ledger`, files that the run has already are left out.
     Until it returns, Python's collector of cycles is off in this process, but for a look at what is new after 64 MiB.
 
     Raises UsageError for a format that does not exist or `begin` that cannot be, and what `Writer.flush` raises.
@@ -127,11 +130,12 @@ def import_files(
     seen: dict[str, Path] = {}
     pending: list[tuple[str, FileReport]] = []
     waiting = 0
-    for path in files_of(paths):
+    files = paths if isinstance(paths, Mapping) else dict.fromkeys(files_of(paths))
+    for path, sha256 in files.items():
         file = FileReport(path)
         report.files.append(file)
         try:
-            source = open_source(path, sha256=(hashes or {}).get(path))
+            source = open_source(path, sha256=sha256)
             if (same_as := seen.setdefault(source.sha256, path)) != path:
                 file.same_as = same_as
                 continue

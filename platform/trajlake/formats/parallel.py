@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from trajlake.errors import FormatError, UsageError
 from trajlake.formats import Format, open_source
 from trajlake.formats.importing import (
     FileReport,
+    Hashes,
     ImportReport,
     Progress,
     check_begin,
@@ -42,9 +43,6 @@ _BATCH_BYTES = 4 << 20  # of files that are read between two flushes
 _WRITER_BATCH_BYTES = 4 << 20  # no rollout waits while a batch becomes Arrow
 _LOST = "the process that read it was killed, perhaps for want of memory; run the same command again"
 
-
-Hashes = Mapping[Path, str | None]
-"""Files, with their hashes; None for a file that cannot be read."""
 
 _Given = tuple[Hashes, Future[list[FileReport]]]
 """What a process of the pool is to read, and its reports."""
@@ -97,9 +95,7 @@ def import_tree(
             found |= _shared_out(lake, job, hashes, pool, wanted, on_progress)
     elif hashes := _not_known(files, chosen, ledger, found) if hashes is None else hashes:
         with _writer(lake, run) as writer:
-            report = import_files(
-                writer, hashes, format=chosen, begin=begin, on_progress=on_progress, ledger=ledger, hashes=hashes
-            )
+            report = import_files(writer, hashes, format=chosen, begin=begin, on_progress=on_progress, ledger=ledger)
         found |= {file.path: file for file in report.files}
     return ImportReport([found[path] for path in files])
 
@@ -250,9 +246,7 @@ def _reader(lake: Lake, writer: Writer, job: _Job) -> Callable[[Hashes, Progress
     ledger = _ledger(lake, job)
 
     def read(hashes: Hashes, on_progress: Progress | None) -> ImportReport:
-        return import_files(
-            writer, hashes, format=chosen, begin=job.begin, ledger=ledger, hashes=hashes, on_progress=on_progress
-        )
+        return import_files(writer, hashes, format=chosen, begin=job.begin, ledger=ledger, on_progress=on_progress)
 
     return read
 

@@ -17,6 +17,7 @@ from trajlake.formats.json_rows import Layout, Refused, Row, layout_of, loads, r
 from trajlake.formats.text import Text
 
 _HEAD_BYTES = 64 * 1024
+_SMALL_BYTES = 1 << 20  # a file up to this size is read once, and kept while it is looked at
 _WHOLE_BYTES = 32 << 20  # a file up to this size may be in memory with all of its rows
 _FIRST_ROWS = 5  # how many rows are looked at to tell the format
 
@@ -45,10 +46,11 @@ _BYTE_ORDER_MARKS = (  # longest first: the mark of UTF-32 LE begins with that o
 class Source:
     """One file. Made by `open_source`. Its rows are to be read once, and left alone by who looks at the first."""
 
-    def __init__(self, path: Path, size: int, head: bytes) -> None:
+    def __init__(self, path: Path, size: int, begin: bytes) -> None:
         self.path = path
         self.size = size
-        self.head = head
+        self.head = begin[:_HEAD_BYTES]
+        self._whole = begin if len(begin) == size else None
         self.position = 0
         """Bytes read so far by the newest `rows()`: for progress."""
         self._begun: Iterator[Row | Refused] | None = None
@@ -74,8 +76,8 @@ class Source:
 
     def open(self) -> BufferedReader | BytesIO:
         """The bytes. Raises FormatError where they cannot be had."""
-        if len(self.head) == self.size:
-            return BytesIO(self.head)
+        if self._whole is not None:
+            return BytesIO(self._whole)
         try:
             return self.path.open("rb")
         except OSError as error:
@@ -179,16 +181,16 @@ def open_source(path: str | Path, *, sha256: str | None = None) -> Source:
             raise FormatError(f"{path}: not a regular file")
         size = found.st_size
         with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
+            begin = file.read(max(size + 1, _HEAD_BYTES) if size <= _SMALL_BYTES else _HEAD_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise FormatError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise FormatError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    if not head or (len(head) == size and not head.removeprefix(codecs.BOM_UTF8).strip()):
+    if not begin or (len(begin) == size and not begin.removeprefix(codecs.BOM_UTF8).strip()):
         raise FormatError(f"{path}: empty, there is nothing to import")
-    if head.startswith(_LFS):
+    if begin.startswith(_LFS):
         raise FormatError(f"{path}: a Git LFS pointer, not the file itself: run `git lfs pull` where it came from")
-    source = Source(path, size, head)
+    source = Source(path, size, begin)
     if sha256 is not None:
         source.sha256 = sha256
     return source

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import threading
@@ -139,6 +138,8 @@ class Episode:
             index = self._add(row, size, wait=False)
         if index >= 0:
             return index
+        import asyncio  # takes a while, and few need it
+
         return await asyncio.to_thread(self._add_locked, row, size)
 
     def call(self, messages: Sequence[Any], response: Any = None, **fields: Unpack[StepFields]) -> int:
@@ -185,6 +186,8 @@ class Episode:
 
     async def aend(self, *, ended_at: Any = None, **fields: Unpack[EndFields]) -> None:
         """`end`, while the event loop goes on."""
+        import asyncio  # takes a while, and few need it
+
         await asyncio.to_thread(functools.partial(self.end, ended_at=ended_at, **fields))
 
     def discard(self, reason: str = "discarded") -> None:

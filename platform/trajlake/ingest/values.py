@@ -7,7 +7,7 @@ are stored in a form that it can, and `restore` keeps the original.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -161,7 +161,7 @@ def freeze_step(row: Row) -> int:
             if name == _STEP_IDENTIFIER and is_whole_number(value):
                 original, value = int(value), str(value)
             row[name] = value = _step_value(name, value, leftovers)
-            size += _value_bytes(value)
+            size += _large_bytes((value,))
     if original is not None:
         row["restore"] = json_text({_STEP_IDENTIFIER: original})
     size += _VALUE_BYTES * len(row)
@@ -194,27 +194,26 @@ def _step_value(name: str, value: Any, leftovers: Row) -> Any:
 
 def row_bytes(row: Row) -> int:
     """About how much memory a row takes: to the byte for what can be large."""
-    size = _EVENT_BYTES + _VALUE_BYTES * len(row)
-    for value in row.values():
-        if type(value) is str:
+    return _EVENT_BYTES + _VALUE_BYTES * len(row) + _large_bytes(row.values())
+
+
+def _large_bytes(values: Iterable[Any]) -> int:
+    """The bytes of texts, of arrays, and of the rows of lists with their texts."""
+    size = 0
+    for value in values:
+        kind = type(value)
+        if kind is str:
             size += len(value)
-        elif type(value) is list or type(value) is np.ndarray:
-            size += _value_bytes(value)
+        elif kind is list:
+            size += ROW_BYTES * len(value)
+            for item in value:
+                if type(item) is dict:
+                    for part in item.values():
+                        if type(part) is str or type(part) is bytes:
+                            size += len(part)
+        elif kind is np.ndarray:
+            size += value.nbytes
     return size
-
-
-def _value_bytes(value: Any) -> int:
-    if type(value) is str:
-        return len(value)
-    if type(value) is list:
-        size = ROW_BYTES * len(value)
-        for item in value:
-            if type(item) is dict:
-                for part in item.values():
-                    if type(part) is str or type(part) is bytes:
-                        size += len(part)
-        return size
-    return value.nbytes if type(value) is np.ndarray else 0
 
 
 def begin_row(given: Mapping[str, Any]) -> Row:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import socket
@@ -184,6 +183,8 @@ class Writer:
 
     async def aflush(self, timeout: float | None = None) -> None:
         """`flush`, while the event loop goes on."""
+        import asyncio  # takes a while, and few need it
+
         await asyncio.to_thread(self.flush, timeout)
 
     def close(self, timeout: float = 60.0) -> CloseReport:
@@ -199,6 +200,8 @@ class Writer:
 
     async def aclose(self, timeout: float = 60.0) -> CloseReport:
         """`close`, while the event loop goes on."""
+        import asyncio  # takes a while, and few need it
+
         return await asyncio.to_thread(self.close, timeout)
 
     def _close(self, deadline: float) -> CloseReport:
