@@ -18,6 +18,7 @@ pytestmark = pytest.mark.unit
 
 COLUMNS: dict[str, Any] = {
     "task_family": pl.String, "env_name": pl.String, "task_id": pl.String, "group_id": pl.String, "run_id": pl.String,
+    "domain": pl.String,
     "policy_name": pl.String, "policy_version": pl.String, "success": pl.Boolean, "reward": pl.Float64,
     "retracted": pl.String, "duplicate_of": pl.String, "episode_id": pl.String,
 }  # fmt: skip
@@ -88,6 +89,18 @@ def test_what_was_not_judged_can_count_as_failed_and_retracted_episodes_never_co
     assert compared(outcomes("old", **tasks) + outcomes("new", **tasks)).tasks["task_id"].to_list() == ["2", "9", "10"]
     assert compared(repeated, unique=True).difference == 0.0
     assert compared([*rows, {**rows[0], "run_id": "another"}]).pooled_a == 2
+
+
+def test_a_task_is_compared_with_the_same_one_and_not_with_its_namesake_of_another_domain() -> None:
+    old = [
+        {**row, "domain": domain}
+        for domain, trials in (("air", "11"), ("rail", "00"))
+        for row in outcomes("old", t=trials)
+    ]
+    found = compared(old + [{**row, "domain": "rail"} for row in outcomes("new", t="11")])
+    [task] = found.tasks.to_dicts()
+    assert (task["domain"], task["mean_a"], task["mean_b"]) == ("rail", 0.0, 1.0)
+    assert (found.only_a, found.only_b) == (1, 0)
 
 
 def test_rewards() -> None:

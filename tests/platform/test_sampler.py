@@ -289,10 +289,14 @@ def test_stratified_follows_the_ratios():
 
 def test_difficulty_is_a_band_of_pass_rates():
     solved = [False] * 4 + [True, False, False, False] + [True] * 4
-    drawn = sampler("difficulty", episodes(success=solved), options={"low": 0.25, "high": 0.9})
-    assert {sample.group_id for sample in drawn.take(50)} == {"g1"}
-    assert drawn.left_out == {"pass rate of its task outside 0.25 to 0.9": 8}
-    unjudged = episodes(success=[None] * 4 + solved[4:], task_id=[*["a"] * 4, *["b"] * 4, *[None] * 4])
+    domains = [*["air"] * 4, *["rail"] * 4, *["sea"] * 4]
+    for tasks in (["t0"] * 4 + ["t1"] * 4 + ["t2"] * 4, ["0"] * 12):  # the last are tasks of three domains
+        rows = episodes(success=solved, domain=domains, task_id=tasks)
+        drawn = sampler("difficulty", rows, options={"low": 0.25, "high": 0.9})
+        assert {sample.group_id for sample in drawn.take(50)} == {"g1"}
+        assert drawn.left_out == {"pass rate of its task outside 0.25 to 0.9": 8}
+    tasks = [*["a"] * 4, *["b"] * 4, *[None] * 4]
+    unjudged = episodes(success=[None] * 4 + solved[4:], domain=domains, task_id=tasks)
     drawn = sampler("difficulty", unjudged, options={"low": 0, "high": 1})
     assert drawn.left_out == {"no episode of its task was judged": 4}
     assert_fits(drawn.draw(20_000), np.full(8, 1 / 8))
@@ -301,7 +305,7 @@ def test_difficulty_is_a_band_of_pass_rates():
 def test_a_curriculum_moves_with_the_step():
     solved = [True] * 4 + [True, True, False, False] + [False] * 4  # pass rates 1, 0.5 and 0
     stages = [(0, 0.9, 1.0), (10, 0.4, 0.6), (20, 0.0, 0.0)]
-    drawn = sampler("curriculum", episodes(success=solved), options={"stages": stages, "draws_per_step": 100})
+    drawn = sampler("curriculum", episodes(success=solved, domain=["air"] * 12), options={"stages": stages, "draws_per_step": 100})
     groups = [sample.group_id for sample in drawn.take(3000)]
     assert set(groups[:100]) == {"g0"}
     assert set(groups[1000:1100]) == {"g1"}

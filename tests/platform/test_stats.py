@@ -139,6 +139,12 @@ def test_episodes_without_a_task_are_tasks_of_their_own() -> None:
     assert row["reward_stderr"] == pytest.approx(0.5 / math.sqrt(3))
 
 
+def test_tasks_of_two_domains_that_share_a_number_are_two() -> None:
+    rows = [{"domain": domain, "task_id": "0", "success": domain == "air"} for domain in ("air", "rail") for _ in "ab"]
+    [row] = summary(rows, pass_k=[1, 2])
+    assert (row["tasks"], row["pass^2"], row["pass@2"]) == (2, 0.5, 0.5)
+
+
 def test_groups_nulls_nan_and_retracted() -> None:
     rows = [
         {"policy_name": "a", "domain": "x", "success": True, "reward": 1.0},

@@ -155,7 +155,7 @@ def _summary(found: Comparison) -> Iterator[dict[str, Any]]:
 
 def _for_people(task: Row, metric: str) -> dict[str, Any]:
     family, env = task["task_family"], task["env_name"]
-    names = (family, env if env != family else None, task["task_id"], task["group"])
+    names = (family, env if env != family else None, task["domain"], task["task_id"], task["group"])
     return {
         "task": "/".join(name for name in names if name is not None),
         "a": _mean(task["mean_a"], task["trials_a"], metric),
@@ -187,13 +187,14 @@ def _advise(found: Comparison, shown: int) -> None:
         say(about_repeats(found.repeats))
     total = len(found.tasks)
     if not total:
-        say("no task was tried by both: a task is named by task_family, env_name and task_id, or by group_id")
+        say("no task was tried by both: a task is named by task_family, env_name, domain and task_id, or by group_id")
         return
     if shown < total:
         say(f"{shown:,} of {total:,} tasks, the worst changes first (--limit 0 shows all)")
     worst = found.tasks.row(0, named=True)
     if worst["difference"] < 0 and worst["task_id"] is not None and "@" not in found.column:
-        condition = f"task_id = {literal(worst['task_id'])} AND {found.column} = {literal(found.b)}"
+        said = {name: worst[name] for name in ("domain", "task_id") if worst[name] is not None} | {found.column: found.b}
+        condition = " AND ".join(f"{name} = {literal(value)}" for name, value in said.items())
         # A task's name comes from outside: pasted into a shell it must stay a name.
         quoted = f'"{condition}"' if _HARMLESS.fullmatch(condition) else shlex.quote(condition)
         say(f"to see the worst: trajlake replay --where {quoted}")

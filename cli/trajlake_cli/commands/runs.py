@@ -43,8 +43,8 @@ def command(session: Session, token: str | None, output: Output) -> None:
 def _runs(snapshot: Snapshot) -> pl.DataFrame:
     import polars as pl
 
-    from trajlake.analysis.stats import HAS_TASK, THE_TASK
     from trajlake.read.snapshot import USABLE
+    from trajlake.read.tasks import HAS_TASK, THE_TASK
 
     frame = snapshot.episodes.group_by("run_id").agg(
         USABLE.sum().cast(pl.Int64).alias("episodes"),

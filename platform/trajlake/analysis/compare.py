@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Literal
 import polars as pl
 
 from trajlake.analysis.intervals import Interval, bootstrap, newcombe, sign_test, welch
-from trajlake.analysis.stats import TASK, Nulls, as_failures, in_order, task_columns
+from trajlake.analysis.stats import Nulls, as_failures, in_order, task_columns
 from trajlake.errors import UsageError
 from trajlake.read.snapshot import USABLE, is_repeat
 from trajlake.read.tags import column, is_tag
+from trajlake.read.tasks import TASK
 
 if TYPE_CHECKING:
     from trajlake.read.snapshot import Snapshot
@@ -38,8 +39,8 @@ _SHOWN = 8
 class Comparison:
     """What changed from side `a` to side `b`, which are values of `column`.
 
-    `tasks` has one row a task that both tried, the worst change first: task_family, env_name, task_id, group (its
-    group_id where it has no task_id), trials_a, trials_b, mean_a, mean_b, difference (b - a), low, high, clear.
+    `tasks` has one row a task that both tried, the worst change first: task_family, env_name, domain, task_id, group
+    (its group_id where it has no task_id), trials_a, trials_b, mean_a, mean_b, difference (b - a), low, high, clear.
     `mean_a`, `mean_b`, `difference`, `low`, `high` are means over these tasks (None without tasks; the bounds also with
     a single one); `p_value` is the sign test's. `pooled_*` says of how many policies in how many runs (triples of run,
     name and version) a side is, `repeats` how many episodes of both have the content of another. `left_out_*` are

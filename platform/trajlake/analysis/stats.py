@@ -10,8 +10,8 @@ names such a choice, and the figures of a published table come out under its own
 | `sb3` | an episode | stdev (ddof 0) / root of n | 0 | left out, and counted |
 
 With `nulls="failures"` an episode that was not judged is one that failed, and a reward that is missing is 0.0. NaN is a
-value, and makes a mean NaN. Retracted episodes are left out of everything. An episode that belongs to no task or group
-is a task of its own.
+value, and makes a mean NaN. Retracted episodes are left out of everything. What a task is says trajlake.read.tasks; an
+episode that belongs to no task or group is one of its own.
 
 For a task with n judged trials, c of them successful, and k <= n:
     pass@k = 1 - C(n-c, k) / C(n, k)    at least one of k trials succeeds (Chen et al. 2021, arXiv:2107.03374)
@@ -34,6 +34,7 @@ from trajlake.analysis.intervals import bootstrap, student, wilson
 from trajlake.errors import UsageError
 from trajlake.read.snapshot import USABLE, is_repeat
 from trajlake.read.tags import column, is_tag
+from trajlake.read.tasks import HAS_TASK, TASK, THE_TASK
 
 if TYPE_CHECKING:
     from trajlake.read.snapshot import Snapshot
@@ -62,9 +63,6 @@ CONVENTIONS = {
     "sb3": Convention(ddof=0, lone_stderr=0.0),
 }
 
-TASK = ("task_family", "env_name", "task_id")
-THE_TASK = pl.struct(*TASK, pl.when(pl.col("task_id").is_null()).then(pl.col("group_id")).alias("group"))
-HAS_TASK = pl.col("task_id").is_not_null() | pl.col("group_id").is_not_null()
 _POOLED = ("run_id", "policy_name", "policy_version", "duplicate_of")
 _MEASURED = ("group_id", "success", "reward", "n_steps", "prompt_tokens", "completion_tokens", "wall_ms")
 

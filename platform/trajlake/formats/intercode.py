@@ -84,8 +84,12 @@ def _record(log: Any, key: str) -> Record:
         if "task_id" not in begin:
             move(rest, name, begin, "task_id", fits_begin)
     if "task_id" in begin:
-        place = ("intercode", begin.get("domain"), text_or_none(log.get("dataset")), begin["task_id"])
+        number, dataset = begin["task_id"], text_or_none(log.get("dataset"))
+        place = ("intercode", begin.get("domain"), dataset, number)
         begin["group_id"] = "/".join(str(part) for part in place if part is not None)
+        if dataset is not None:  # each begins to count anew
+            begin["task_id"] = f"{dataset.rpartition('/')[2].removesuffix('.json')}/{number}"
+            rest |= {name: log[name] for name in ("task_id", "query_idx") if name in log}
     _put_outcome(rest, end)
     begin["extra"] = rest
     return Record(key, cast(EpisodeFields, begin), steps, cast(EndFields, end))

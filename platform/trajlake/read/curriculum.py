@@ -1,7 +1,7 @@
 """Difficulty bands: items by the pass rate of their task, in a band that stays or that moves with the step.
 
-A task is named by (task_family, env_name, task_id), or by group_id where it has no task_id; its pass rate is the mean
-of `success` over the episodes that may be drawn and that were judged.
+The pass rate of a task (see trajlake.read.tasks) is the mean of `success` over the episodes that may be drawn and that
+were judged.
 """
 
 from __future__ import annotations
@@ -17,16 +17,9 @@ from trajlake.errors import UsageError
 from trajlake.read.draws import Floats, Indexes, below, words
 from trajlake.read.items import Items
 from trajlake.read.strategies import Drawer, Drawn, Kind, Strategy
+from trajlake.read.tasks import HAS_TASK, THE_TASK
 
 Stage = tuple[int, float, float]
-
-_TASK = pl.struct(
-    "task_family",
-    "env_name",
-    "task_id",
-    pl.when(pl.col("task_id").is_null()).then(pl.col("group_id")).alias("group"),
-)
-_HAS_TASK = pl.col("task_id").is_not_null() | pl.col("group_id").is_not_null()
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,7 @@ class Curriculum(Strategy):
                 raise UsageError(f"a band goes from a lower to a higher pass rate, both from 0 to 1: {low}:{high}")
 
     def columns(self) -> dict[str, pl.Expr]:
-        return {"task": _TASK, "has_task": _HAS_TASK, "success": pl.col("success")}
+        return {"task": THE_TASK, "has_task": HAS_TASK, "success": pl.col("success")}
 
     def leaves_out(self, rows: pl.DataFrame) -> list[tuple[str, pl.Series]]:
         return [

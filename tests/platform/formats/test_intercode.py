@@ -60,7 +60,7 @@ def test_a_log_becomes_an_episode_and_each_turn_a_step(put: Any) -> None:
         "task_family": "intercode",
         "env_name": "ic_bash",
         "domain": "bash",
-        "task_id": 0,
+        "task_id": "nl2bash_fs_1/0",
         "group_id": "intercode/bash/./data/nl2bash/nl2bash_fs_1.json/0",
     }
     assert (found.end["reward"], found.end["success"]) == (1.0, True)
