@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from trajlake.errors import ObjectMissing, StoreUnavailable
+from trajlake.read.tasks import TASK
 from trajlake.storage import ObjectStore, Unknown
 from trajlake.table.commit import Change, NewFile, active_files, commit
 from trajlake.table.layout import encode_rows, put_episodes, with_nulls
@@ -26,6 +27,18 @@ from trajlake_pipelines.lookup import scan_files
 from trajlake_pipelines.plan import APPLICATION, Plan, put_result, result_key
 from trajlake_pipelines.publish import commit_ledger
 from trajlake_schemas import EPISODES, STEPS
+
+# What was asked need not be among the steps, so equal answers are only repeats where they answer the same.
+_SAME_TASK = (*TASK, "seed")
+# Without steps there is nothing to compare but how it ended; and of trials that broke off before their first step
+# several end alike. Of imported ones `extra` has the row of their file: they repeat the same row, of a file that grew.
+_NO_OUTCOME = {
+    *("episode_id", "attempt", "run_id", "worker_id", "epoch", "source_hash", "content_hash", "duplicate_of"),
+    *("retracted", "steps_path", "row_group", "row_offset", "row_count"),
+}
+_OUTCOME = pl.when(pl.col("source_hash").is_not_null()).then(
+    pl.struct(name for name in EPISODES.names() if name not in _NO_OUTCOME).struct.json_encode()
+)
 
 SIGNATURES = "signatures"
 DEPTHS = ("content", "near")
@@ -108,11 +121,18 @@ def publish(store: ObjectStore, plan: Plan, results: Sequence[dict[str, Any]]) -
 
 def duplicates(store: ObjectStore, paths: list[str], depth: str, threshold: float) -> dict[str, str]:
     """Episode to the one that it repeats: of each group the one with the least id, which for ids of a Writer is the
-    earliest, among those that are not retracted."""
+    earliest, among those that are not retracted. Episodes of different tasks do not repeat each other's content."""
     frame = scan_files(store, EPISODES.name, paths)
-    rows = frame.select("episode_id", "content_hash", "n_steps", retracted=pl.col("retracted").is_not_null()).collect()
+    rows = frame.select(
+        "episode_id",
+        *_SAME_TASK,
+        content=pl.when(pl.col("n_steps") > 0).then("content_hash").otherwise(_OUTCOME),
+        retracted=pl.col("retracted").is_not_null(),
+    ).collect()
     rows = rows.sort("retracted", "episode_id")
-    same = rows.filter(pl.col("n_steps") > 0).with_columns(first=pl.col("episode_id").first().over("content_hash"))
+    same = rows.filter(pl.col("content").is_not_null()).with_columns(
+        first=pl.col("episode_id").first().over(*_SAME_TASK, "content")
+    )
     marks = dict(same.filter(pl.col("first") != pl.col("episode_id")).select("episode_id", "first").iter_rows())
     if depth == "content":
         return marks

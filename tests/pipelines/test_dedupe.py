@@ -14,6 +14,7 @@ from tests.rollouts import assert_sound, copy_landing
 import trajlake
 from trajlake.analysis.stats import summarize
 from trajlake.errors import UsageError
+from trajlake.formats.parallel import import_tree
 from trajlake.table.commit import active_files
 from trajlake.table.tables import open_table
 from trajlake_pipelines import dedupe_job, near
@@ -63,6 +64,45 @@ def test_content_marks_what_is_the_same_apart_from_ids_times_and_costs(talks):
     assert (report.episodes, report.duplicates) == (9, 1)
     assert marks(talks) == {"one-twin": "one"}
     assert_sound(talks)
+
+
+def test_equal_answers_to_different_tasks_are_no_repeats(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    asked = [("t1", "air", 1), ("t1", "air", 2), ("t1", "rail", 1), ("t2", "air", 1), (None, None, None)]
+    with lake.writer(run="run", worker="w") as writer:
+        for number, (task, domain, seed) in enumerate([*asked, *asked]):
+            with writer.episode(episode_id=f"e{number}", task_id=task, domain=domain, seed=seed) as episode:
+                episode.step(message="A")
+    compact(lake)
+    dedupe(lake)
+    assert marks(lake) == {f"e{number + 5}": f"e{number}" for number in range(5)}
+
+
+def test_rows_without_steps_of_a_file_that_grew_are_repeats_and_others_that_ended_alike_are_not(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    monitor, results = tmp_path / "a.monitor.csv", tmp_path / "results.jsonl"
+    failed = {
+        "example_id": 0,
+        "prompt": [{"role": "user", "content": "?"}],
+        "completion": [],
+        "task": "t",
+        "reward": 0.0,
+    }
+    monitor.write_text('#{"t_start": 1700000000.5, "env_id": "CartPole-v1"}\nr,l,t\n10.0,10,1.5\n20.0,20,3.0\n')
+    results.write_text(2 * (json.dumps(failed) + "\n"))
+    import_tree(lake, "run", [tmp_path / "a.monitor.csv", results])
+    monitor.write_text(monitor.read_text() + "30.0,30,5.0\n")
+    results.write_text(results.read_text() + json.dumps(failed | {"reward": 1.0}) + "\n")
+    import_tree(lake, "run", [monitor, results])
+    with lake.writer(run="run", worker="w") as writer:
+        for _ in range(2):
+            writer.episode(task_id="died").end(status="failed")
+    compact(lake)
+    assert dedupe(lake).duplicates == 4
+    [row] = summarize(lake.snapshot(), where="source_format = 'monitor-csv'", unique=True).to_dicts()
+    assert (row["episodes"], row["reward_mean"]) == (3, 20.0)
+    assert summarize(lake.snapshot(), where="task_id = 'died'", unique=True)["episodes"].item() == 2
+    assert summarize(lake.snapshot(), where="source_format = 'verifiers'", unique=True)["episodes"].item() == 3
 
 
 def test_near_marks_what_is_nearly_the_same(talks):

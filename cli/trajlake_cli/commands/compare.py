@@ -193,8 +193,8 @@ def _advise(found: Comparison, shown: int) -> None:
         say(f"{shown:,} of {total:,} tasks, the worst changes first (--limit 0 shows all)")
     worst = found.tasks.row(0, named=True)
     if worst["difference"] < 0 and worst["task_id"] is not None and "@" not in found.column:
-        said = {name: worst[name] for name in ("domain", "task_id") if worst[name] is not None} | {found.column: found.b}
-        condition = " AND ".join(f"{name} = {literal(value)}" for name, value in said.items())
+        said = {"domain": worst["domain"], "task_id": worst["task_id"], found.column: found.b}
+        condition = " AND ".join(f"{name} = {literal(value)}" for name, value in said.items() if value is not None)
         # A task's name comes from outside: pasted into a shell it must stay a name.
         quoted = f'"{condition}"' if _HARMLESS.fullmatch(condition) else shlex.quote(condition)
         say(f"to see the worst: trajlake replay --where {quoted}")

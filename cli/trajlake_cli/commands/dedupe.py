@@ -20,7 +20,8 @@ from trajlake_cli.session import Session, pass_session
     "--depth",
     type=click.Choice(["content", "near"]),
     default="content",
-    help="content: the same actions and observations. near: also what is nearly the same in words and actions.",
+    help="content: the same actions and observations in the same task. near: also what is nearly the same in words and "
+    "actions, in any task.",
 )
 @click.option(
     "--threshold",
