@@ -305,7 +305,8 @@ def test_difficulty_is_a_band_of_pass_rates():
 def test_a_curriculum_moves_with_the_step():
     solved = [True] * 4 + [True, True, False, False] + [False] * 4  # pass rates 1, 0.5 and 0
     stages = [(0, 0.9, 1.0), (10, 0.4, 0.6), (20, 0.0, 0.0)]
-    drawn = sampler("curriculum", episodes(success=solved, domain=["air"] * 12), options={"stages": stages, "draws_per_step": 100})
+    rows = episodes(success=solved, domain=["air"] * 12)
+    drawn = sampler("curriculum", rows, options={"stages": stages, "draws_per_step": 100})
     groups = [sample.group_id for sample in drawn.take(3000)]
     assert set(groups[:100]) == {"g0"}
     assert set(groups[1000:1100]) == {"g1"}

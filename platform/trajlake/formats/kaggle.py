@@ -104,6 +104,7 @@ def _outcome(replay: Mapping[str, Any], last: list[Any]) -> EndFields:
         end["terminated"] = not {"ACTIVE", "INACTIVE"} & set(known)
     for agent, status in enumerate(statuses):
         if isinstance(status, str) and status in _FAILURES:
+            end["status"] = "failed"
             end["failure_stage"] = _FAILURES[status]
             end["failure_detail"] = f"agent {agent}: {status}"
             break

@@ -203,7 +203,7 @@ def _record(value: Any, key: str, mapping: _Mapping, around: Any = None) -> Reco
     if not isinstance(value, dict):
         raise FormatError("not an object")
     rest = copy.deepcopy(value)
-    found = {column: given for column, said in mapping.episode.items() if (given := _value(rest, said)) is not None}
+    found = _columns_of(value, mapping.episode, rest)
     steps = _steps(rest, mapping)
     begin = {column: given for column, given in found.items() if column in _BEGIN}
     end = {column: given for column, given in found.items() if column in _END}
@@ -226,10 +226,8 @@ def _steps(rest: dict[str, Any], mapping: _Mapping) -> list[StepFields]:
 def _step(value: Any, number: int, mapping: _Mapping) -> StepFields:
     if not isinstance(value, dict):
         raise FormatError(f"step {number} is not an object")
-    step: dict[str, Any] = {}
-    for column, said in mapping.steps.items():
-        if (given := _value(value, said)) is not None:
-            step[column] = given
+    rest = copy.deepcopy(value)
+    step = _columns_of(value, mapping.steps, rest)
     said_source = step.get("source")
     if isinstance(said_source, str) and said_source in mapping.sources:
         step["source"] = mapping.sources[said_source]
@@ -238,46 +236,67 @@ def _step(value: Any, number: int, mapping: _Mapping) -> StepFields:
             f"step {number}: its source {str(said_source)[:40]!r} is none of {', '.join(SOURCES)}; "
             "say in [steps.sources] what it means"
         )
-    extra = {**value, **({"source": said_source} if step.get("source") != said_source else {})}
+    extra = {**rest, **({"source": said_source} if step.get("source") != said_source else {})}
     if extra:
         step["extra"] = extra
     return cast(StepFields, step)
 
 
+def _columns_of(row: dict[str, Any], columns: Mapping[str, _Said], rest: dict[str, Any]) -> dict[str, Any]:
+    """The columns' values in `row`, but nulls. What they are read from is taken out of `rest`, a copy of it: several
+    columns may be read from one place."""
+    found = {column: given for column, said in columns.items() if (given := _value(row, said)) is not None}
+    for said in columns.values():
+        for where in said.fields.values() if said.each is None else [said.each]:
+            _take(rest, where)
+        _take(rest, said.where)
+    return found
+
+
 def _value(row: Any, said: _Said) -> Any:
     if said.fields or said.each is not None:
         return _objects(row, said)
-    value = _take(row, said.where) if said.where else said.value
+    value = _get(row, said.where) if said.where else said.value
     if said.in_second is not None and isinstance(value, (int, float)) and not isinstance(value, bool):
         return value / said.in_second
     return value
 
 
 def _objects(row: Any, said: _Said) -> Any:
-    items = [row] if said.each is None else _take(row, said.each)
+    items = [row] if said.each is None else _get(row, said.each)
     if not isinstance(items, list):
         return items  # refused by its column, unless it is null
     found = []
     for item in items:
-        given = {name: value for name, where in said.fields.items() if (value := _take(item, where)) is not None}
+        given = {name: value for name, where in said.fields.items() if (value := _get(item, where)) is not None}
         if said.each is None:
             found += [given] if given else []
-        else:  # what no field takes stays with its object
-            found.append({**item, **given} if isinstance(item, dict) else item)
+        elif isinstance(item, dict):  # what no field takes stays with its object
+            rest = copy.deepcopy(item)
+            for where in said.fields.values():
+                _take(rest, where)
+            found.append({**rest, **given})
+        else:
+            found.append(item)
     return found or None
 
 
-def _take(value: Any, where: Where) -> Any:
-    """The value at a path, taken out of its object; None where there is none."""
-    for position, part in enumerate(where):
-        is_there = part in value if isinstance(value, dict) else isinstance(part, int) and _has(value, part)
-        if not is_there:
+def _get(value: Any, where: Where) -> Any:
+    """The value at a path; None where there is none."""
+    for part in where:
+        if not (part in value if isinstance(value, dict) else isinstance(value, list) and _is_in(value, part)):
             return None
-        if position == len(where) - 1 and isinstance(value, dict):
-            return value.pop(part)
         value = value[part]
     return value
 
 
-def _has(value: Any, position: int) -> bool:
-    return isinstance(value, list) and position < len(value)
+def _is_in(value: list[Any], part: str | int) -> bool:
+    return isinstance(part, int) and part < len(value)
+
+
+def _take(value: Any, where: Where) -> Any:
+    """The value at a path, taken out of its object; None where there is none."""
+    found = _get(value, where)
+    if where and isinstance(around := _get(value, where[:-1]), dict):
+        around.pop(where[-1], None)
+    return found

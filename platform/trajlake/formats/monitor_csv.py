@@ -20,6 +20,7 @@ from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields
 
 _COLUMNS = ["r", "l", "t"]
+_NO_ENVIRONMENT = "None"  # as Python writes an environment that is not registered
 _LONGEST_LINE = 1 << 20  # characters
 
 
@@ -48,7 +49,8 @@ def _read(source: Source) -> Iterator[Record | Refused]:
             except FormatError as error:
                 yield Refused(f"line {number}", str(error))
                 continue
-            before = cast(dict[str, Any], record.begin["extra"])["t"] if before is not None else None
+            seconds = cast(dict[str, Any], record.begin["extra"])["t"]
+            before = seconds if before is not None and seconds >= before else None  # another run may go on in the file
             source.position = min(read, source.size)
             yield record
 
@@ -82,7 +84,7 @@ def _record(key: str, line: str, names: list[str], start: dict[str, Any], before
     if not all(map(fits_time, times.values())):
         times = {}
     name = start.get("env_id")
-    if name is not None and fits_begin("env_name", name):
+    if name is not None and name != _NO_ENVIRONMENT and fits_begin("env_name", name):
         begin["env_name"] = name
     typed = {*(["env_id"] if name is None or "env_name" in begin else []), *(["t_start"] if times else [])}
     if more := {name: value for name, value in start.items() if name not in typed}:

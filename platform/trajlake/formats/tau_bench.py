@@ -6,13 +6,15 @@ https://github.com/sierra-research/tau-bench, `run.py` and `tau_bench/types.py`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, cast
 
 from trajlake.errors import FormatError
-from trajlake.formats.base import Format, Record, any_row, fits_end, per_row, write_rows
+from trajlake.formats.base import Format, Record, Refused, any_row, fits_end, per_row, write_rows
 from trajlake.formats.chat import are_messages, chat_steps
 from trajlake.formats.messages import chat_messages
 from trajlake.formats.rebuild import episode_extra
+from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields
 from trajlake.read.trajectory import Trajectory
 
@@ -26,15 +28,28 @@ def _is_row(value: Any) -> bool:
     return value["traj"] == [] or are_messages(value["traj"])
 
 
-def _record(value: Any, key: str) -> Record:
+def _read(source: Source) -> Iterator[Record | Refused]:
+    """All rows of a file are of one domain, which those do not say that raised before their first message."""
+    domain = next(filter(None, map(_domain_of_row, source.first_values)), None)
+
+    def record(value: Any, key: str) -> Record:
+        nonlocal domain
+        domain = _domain_of_row(value) or domain
+        return _record(value, key, domain)
+
+    return per_row(record, _rebuild)(source)
+
+
+def _record(value: Any, key: str, file_domain: str | None) -> Record:
     if not isinstance(value, dict):
         raise FormatError("not an object: a row of tau-bench has task_id, reward, info, traj and trial")
     rest = dict(value)
     if "traj" not in rest:
         raise FormatError("has no `traj`, the list of its messages")
-    steps = chat_steps(rest.pop("traj"), is_error=_is_error, exact=True)
+    messages = rest.pop("traj")
+    steps = chat_steps(messages, is_error=_is_error, exact=True)
     task_id, trial = rest.pop("task_id", None), rest.pop("trial", None)
-    domain = _domain(steps)
+    domain = _domain(messages) if messages else file_domain
     begin: dict[str, Any] = {"task_family": "tau-bench", "domain": domain, "task_id": task_id, "trial": trial}
     if task_id is not None:
         begin["group_id"] = "/".join(["tau-bench", *([domain] if domain else []), str(task_id)])
@@ -67,10 +82,14 @@ def _is_successful(reward: float) -> bool:
     return 1 - _TOLERANCE <= reward <= 1 + _TOLERANCE
 
 
-def _domain(steps: Any) -> str | None:
-    for step in steps:
-        if step["source"] == "system":
-            heading = _POLICY.match(step.get("message") or "")
+def _domain_of_row(value: Any) -> str | None:
+    return _domain(value["traj"]) if _is_row(value) else None
+
+
+def _domain(messages: Any) -> str | None:
+    for message in messages:
+        if message["role"] == "system":
+            heading = _POLICY.match(message["content"]) if isinstance(message.get("content"), str) else None
             return heading[1].lower() if heading else None
     return None
 
@@ -103,7 +122,7 @@ FORMAT = Format(
     name="tau-bench",
     description="tau-bench results: a JSON array of {task_id, reward, info, traj, trial}",
     detect=any_row(_is_row),
-    read=per_row(_record, _rebuild),
+    read=_read,
     write=write_rows(_rebuild, build=_build),
     takes_any=True,
     one_file_each=False,

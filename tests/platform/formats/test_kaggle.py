@@ -57,7 +57,7 @@ def test_one_agent_alone_has_the_reward_itself(put: Any, run_import: Any) -> Non
 @pytest.mark.parametrize(("status", "stage"), [("TIMEOUT", "timeout"), ("INVALID", "validation"), ("ERROR", "other")])
 def test_an_agent_that_was_stopped_is_named(put: Any, run_import: Any, status: str, stage: str) -> None:
     [end] = run_import(put(with_last({"status": "DONE"}, {"status": status, "reward": None}))).ends
-    assert (end["failure_stage"], end["failure_detail"]) == (stage, f"agent 1: {status}")
+    assert (end["status"], end["failure_stage"], end["failure_detail"]) == ("failed", stage, f"agent 1: {status}")
     assert end["stop_reason"] == f"DONE, {status}"
     assert [part["name"] for part in end["rewards"]] == ["agent-0"]
 

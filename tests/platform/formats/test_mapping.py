@@ -96,6 +96,43 @@ def test_rows_may_be_the_values_of_an_object(put: Any, mapping: Any) -> None:
     ]
 
 
+ALIKE = """
+name = "ours"
+
+[episode]
+task_id = "id"
+group_id = "id"
+reward = "out.solved"
+policy_name = "out.by['name']"
+policy_version = "out.by['name']"
+
+[steps]
+each = "events"
+message = "text"
+reasoning = "text"
+tool_calls = { each = "both", name = "tool" }
+tool_results = { each = "both", content = "said" }
+"""
+
+
+def test_several_columns_may_be_read_from_one_place(put: Any, run_import: Any, mapping: Any) -> None:
+    row = {
+        "id": "t1",
+        "out": {"solved": 1.0, "by": {"name": "p", "size": 7}},
+        "events": [{"text": "x", "both": [{"tool": "f", "said": "y"}], "left": 1}],
+    }
+    imported = run_import(put(row), format=load_mapping(mapping(ALIKE)))
+    [begin], [step] = imported.begins, imported.steps
+    assert [begin[name] for name in ("task_id", "group_id", "policy_name", "policy_version")] == ["t1", "t1", "p", "p"]
+    assert {name: value for name, value in json.loads(begin["extra"]).items() if name != "source_row"} == {
+        "out": {"by": {"size": 7}}
+    }
+    assert (step["message"], step["reasoning"]) == ("x", "x")
+    assert (step["tool_calls"][0]["name"], step["tool_results"][0]["content"]) == ("f", "y")
+    assert "text" not in json.loads(step["extra"])
+    assert json.loads(step["extra"])["left"] == 1
+
+
 CALLS = """
 name = "ours"
 

@@ -37,6 +37,18 @@ def test_a_row_is_an_episode_without_steps(put: Any, run_import: Any) -> None:
     assert (second.started_at, second.ended_at) == (start + 2.5, start + 3.75)
 
 
+def test_times_end_where_another_run_goes_on_in_the_file(put: Any) -> None:
+    path = put(HEAD + "1,1,1.5\n1,1,3.0\n1,1,0.4\n1,1,0.9\n1,1,9.0\n")
+    times = [(each.started_at, each.ended_at) for each in format_named("monitor-csv").read(open_source(path))]  # type: ignore[union-attr]
+    start = 1614621211.25
+    assert times == [(start, start + 1.5), (start + 1.5, start + 3.0), *[(None, None)] * 3]
+
+
+def test_an_environment_without_a_name_has_none(put: Any, run_import: Any) -> None:
+    [begin] = run_import(put('#{"t_start": 1.5, "env_id": "None"}\nr,l,t\n1,2,3\n')).begins
+    assert (begin["env_name"], json.loads(begin["extra"])["start"]) == (None, {"env_id": "None"})
+
+
 def test_further_columns_and_keys_stay_in_extra(put: Any, run_import: Any) -> None:
     text = '#{"t_start": 1.5, "env_id": null, "gym": "0.26"}\r\nr,l,t,is_success,note\r\n1,2,3,True,"a, b"\r\n'
     [begin] = run_import(put(text)).begins
@@ -65,11 +77,6 @@ def test_what_is_not_finite_is_a_return_all_the_same(put: Any, run_import: Any) 
     rewards = [end["reward"] for end in run_import(put(HEAD + "nan,1,1\ninf,1,2\n-inf,1,3\n")).ends]
     assert math.isnan(rewards[0])
     assert rewards[1:] == [math.inf, -math.inf]
-
-
-def test_time_that_runs_back_is_not_told(put: Any) -> None:
-    records = list(format_named("monitor-csv").read(open_source(put(HEAD + "1,1,5\n1,1,3\n1,1,4\n"))))
-    assert [isinstance(record, Record) and record.ended_at is None for record in records] == [False, True, False]
 
 
 @pytest.mark.parametrize("text", ["#{\nr,l,t\n1,2,3\n", "#[1]\nr,l,t\n1,2,3\n"])

@@ -50,6 +50,16 @@ def refusal(put: Any, content: Any) -> str:
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_trial_that_raised_before_its_first_message_is_of_the_domain_of_its_file(put: Any, place: int) -> None:
+    rows = [row(), row(trial=3)]
+    rows.insert(place, row(traj=[], reward=0.0, info={"error": "boom"}))
+    found = [item for item in read(put(rows)) if isinstance(item, Record)]
+    assert {(item.begin["domain"], item.begin["group_id"]) for item in found} == {("airline", "tau-bench/airline/17")}
+    assert "domain" not in {name for name, value in record(put, traj=[]).begin.items() if value is not None}
+
+
+@pytest.mark.unit
 def test_a_row_becomes_an_episode_and_each_message_a_step(put: Any) -> None:
     path = put([row()])
     assert detect(path).name == "tau-bench"
