@@ -9,6 +9,10 @@ STATUSES = ("completed", "truncated", "aborted", "failed")
 FAILURE_STAGES = ("planning", "tool_call", "validation", "environment", "timeout", "budget", "other")
 REWARD_KINDS = ("verifiable", "judged")
 
+# Late scores of these names are the episode's own reward and success (1 or 0), not only components of its reward.
+SCORED_REWARD = "reward"
+SCORED_SUCCESS = "success"
+
 REWARD_COMPONENT = (
     Column("name", pa.string(), "The component's name, e.g. `format` or `unit_tests`."),
     Column("value", pa.float64(), "The component's value."),

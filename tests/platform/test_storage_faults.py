@@ -220,6 +220,19 @@ def test_a_server_that_answered_before_is_waited_for() -> None:
         assert time.monotonic() - started > 0.5
 
 
+def test_an_outage_is_said_once_before_the_patience_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(s3_module, "_SILENT_SECONDS", 0.1)
+    with serve() as server:
+        store = S3Store("bucket", endpoint=server.url, patience=0.5)
+        store.put_if_absent("a", b"x")
+    for _ in range(2):
+        assert isinstance(store.put_if_absent("b", b"x"), Unknown)
+    [line] = [record.getMessage() for record in caplog.records if record.name == "trajlake"]
+    assert "trying again for up to 0 s: cannot reach" in line
+
+
 def test_tls_against_a_plain_server(server: FakeS3) -> None:
     store = S3Store("bucket", endpoint=server.url.replace("http:", "https:"), connect_patience=0.1)
     with pytest.raises(StoreUnavailable, match="use http:// instead of https://"):

@@ -228,10 +228,11 @@ def test_while_the_store_is_down_the_rollout_goes_on_and_close_says_what_remains
     store = FaultyStore(lake.store, probability=1.0)
     writer = Writer(store, "run", "w")
     record_episode(writer, 1)
-    with pytest.raises(NotDurable, match="5 events are not in .* they are safe in"):
+    with pytest.raises(NotDurable, match=r"5 events are not in .* yet \(.*injected.*\); they are safe in"):
         writer.flush(timeout=0.3)
     report = writer.close(timeout=0.5)
     assert (report.complete, report.remaining_events) == (False, 5)
+    assert "injected" in report.reason
     assert "5 events wait in" in caplog.text
     # The next writer of any run on this machine brings them in.
     record(lake, [2])

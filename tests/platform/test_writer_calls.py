@@ -2,6 +2,7 @@
 
 import types
 
+import numpy as np
 import pytest
 
 import trajlake
@@ -221,6 +222,28 @@ def test_what_is_said_of_no_episode_is_refused(lake, episode_id):
     with pytest.raises(UsageError, match="episode_id must be text"):
         lake.retract([episode_id], "leaked")
     assert not list(lake.store.list("landing/"))
+
+
+@pytest.mark.parametrize("passed", [True, np.True_, 1, np.float32(1)])
+def test_what_a_verifier_finds_may_be_a_boolean(lake, passed):
+    with lake.scores("run") as scores:
+        scores.add("e", "success", passed)
+    [info] = lake.store.list("landing/")
+    [event] = decode_segment(lake.store.get(info.key), info.key).to_pylist()
+    assert event["score"] == {"name": "success", "value": 1.0, "weight": None, "kind": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("success", 0.5, "score 'success' is the verdict: 1 or 0, True or False, not 0.5"),
+        ("success", float("nan"), "score 'success' is the verdict"),
+        ("tests", "passed", "score 'tests': must be a number, not 'passed'"),
+    ],
+)
+def test_a_score_that_says_nothing_is_refused_by_its_name(lake, name, value, reason):
+    with lake.scores("run") as scores, pytest.raises(UsageError, match=reason):
+        scores.add("e", name, value)
 
 
 def test_a_score_before_the_end_counts_too(lake):

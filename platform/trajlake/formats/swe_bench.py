@@ -15,7 +15,7 @@ import polars as pl
 from trajlake.errors import FormatError
 from trajlake.formats.json_rows import Refused
 from trajlake.formats.source import open_source
-from trajlake.table.rewrite import SCORED_SUCCESS
+from trajlake_schemas.episodes import SCORED_SUCCESS
 
 if TYPE_CHECKING:
     from trajlake.lake import Lake

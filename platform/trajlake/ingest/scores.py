@@ -14,7 +14,7 @@ class Scores:
     """Adds reward components to episodes of any worker. Made by `lake.scores(run)`; use it as a context manager.
 
     A score for an episode that is not there yet waits for it. Compaction puts scores into `episodes.rewards`;
-    one that is named `reward` becomes the episode's reward, too, and `success` (1 or 0) its verdict.
+    one that is named `reward` becomes the episode's reward, too, and `success` its verdict. True is 1, and False is 0.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -24,7 +24,7 @@ class Scores:
         self,
         episode_id: str,
         name: str,
-        value: float,
+        value: float | bool,
         *,
         weight: float | None = None,
         kind: Literal["verifiable", "judged"] | None = None,

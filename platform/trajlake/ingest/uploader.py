@@ -46,6 +46,8 @@ class Uploader:
         self._done = False
         self._releases = False
         self._refusal: StoreError | None = None
+        self._failure: Exception | None = None  # of the last try; None after one that succeeded
+        self._tries_since: float | None = None  # when the try began that is going on
         self._damaged = ""
         self._hurry = False
         self._recover_at = 0.0
@@ -108,11 +110,17 @@ class Uploader:
                 self._changed.wait(left)
 
     def _what_waits(self, up_to: int) -> str:
-        text = f"{up_to - self.durable_events} events are not in {self._store.uri} yet; "
+        text = f"{up_to - self.durable_events} events are not in {self._store.uri} yet{self._why()}; "
         in_memory = sum(segment.events for segment in self._waiting if segment.table is not None)
         if in_memory or self._folder.path is None:
             return text + f"{in_memory} of them are in memory only and die with this process"
         return text + f"they are safe in {self._folder.path} and are uploaded later"
+
+    def _why(self) -> str:
+        if self._failure is not None:
+            return f" ({self._failure})"
+        tried = time.monotonic() - (self._tries_since or time.monotonic())
+        return f" (the store has not answered for {tried:.0f} s)" if tried >= 1 else ""
 
     def stop(self, timeout: float, *, finished: bool) -> list[ClosedSegment]:
         """End the thread; with `finished` everything was uploaded, and the epoch is marked as closed. Returns the
@@ -148,12 +156,16 @@ class Uploader:
                     break
                 continue
             try:
+                self._tries_since = time.monotonic()
                 self._upload(segment)
-                pause = 0.0
+                self._failure, pause = None, 0.0
             except Exception as error:  # noqa: BLE001  (whatever it is: the thread must live, and the segment stays)
                 self.retries += 1
+                self._failure = error
                 pause = min(_LONGEST_PAUSE, max(0.2, pause * 2)) * random.uniform(0.5, 1.0)  # noqa: S311
                 self._note(error)
+            finally:
+                self._tries_since = None
         if self._recovery is not None:
             del self._recovery
         if self._finished:

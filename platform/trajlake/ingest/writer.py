@@ -14,9 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
+
 from trajlake.errors import UsageError, WriterClosed
 from trajlake.ingest import exits
-from trajlake.ingest.arrays import Row
+from trajlake.ingest.arrays import Row, plain
 from trajlake.ingest.episode import Episode, EpisodeFields
 from trajlake.ingest.epochs import check_name
 from trajlake.ingest.event_queue import OWN_EPISODE, Put
@@ -28,6 +30,7 @@ from trajlake.ingest.scalars import is_whole_number
 from trajlake.ingest.spool import SpoolMeta
 from trajlake.ingest.values import row_bytes
 from trajlake.storage import ObjectStore
+from trajlake_schemas.episodes import SCORED_SUCCESS
 
 log = logging.getLogger("trajlake")
 
@@ -129,13 +132,21 @@ class Writer:
         return episode
 
     def score(
-        self, episode_id: str, name: str, value: float, *, weight: float | None = None, kind: str | None = None
+        self, episode_id: str, name: str, value: float | bool, *, weight: float | None = None, kind: str | None = None
     ) -> None:
         """Add a reward component to an episode of any worker, before or after its end. Raises UsageError."""
         _check_id(episode_id)
         if value is None:
             raise UsageError(f"score {name!r} has no value: give a number, or no score")
-        (row,) = rewards([{"name": name, "value": value, "weight": weight, "kind": kind}])
+        value = plain(value)
+        if isinstance(value, (bool, np.bool_)):  # what a verifier finds
+            value = float(value)
+        try:
+            (row,) = rewards([{"name": name, "value": value, "weight": weight, "kind": kind}])
+        except UsageError as error:
+            raise UsageError(f"score {name!r}: {error}") from error
+        if row["name"] == SCORED_SUCCESS and row["value"] not in (0, 1):
+            raise UsageError(f"score {name!r} is the verdict: 1 or 0, True or False, not {value!r}")
         self.record("score", episode_id, 0, row)
 
     def retract(self, episode_id: str, reason: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import os
 import random
 import time
@@ -40,8 +41,12 @@ from trajlake.storage.base import (
 from trajlake.storage.s3_client import READ_SECONDS, S3Client, find_endpoint, find_region
 from trajlake.storage.s3_errors import UNREACHABLE, AlreadyThereError, explain
 
+log = logging.getLogger("trajlake")
+
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
+_SILENT_SECONDS = 2.0  # what passes sooner is nobody's concern
+_SAY_AGAIN_SECONDS = 30.0
 
 FIRST_PAGE = 100  # keys: who lists what is new after a key often needs no more, and others ask once more
 
@@ -87,6 +92,7 @@ class S3Store:
         self._connect_patience = connect_patience
         self._read_seconds = read_seconds
         self._has_answered = False
+        self._said_at = float("-inf")
         self._keeps_tree_order: bool | None = None
         self._client = S3Client(self._endpoint, self._region, read_seconds)
         self._process = os.getpid()
@@ -259,7 +265,13 @@ class S3Store:
         return ObjectInfo(entry.object_name[len(self._root) :], entry.size, entry.last_modified)
 
     def _new_patience(self) -> _Patience:
-        return _Patience(self._patience)
+        return _Patience(self._patience, self._say)
+
+    def _say(self, failure: StoreUnavailable) -> None:
+        """An outage must be seen before the patience ends, and not by each of many threads."""
+        if time.monotonic() - self._said_at >= _SAY_AGAIN_SECONDS:
+            self._said_at = time.monotonic()
+            log.warning("trying again for up to %.0f s: %s", self._patience, failure)
 
     def _send(
         self,
@@ -299,8 +311,9 @@ class S3Store:
 class _Patience:
     """How long one call goes on trying, with pauses that double and differ between workers."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, say: Callable[[StoreUnavailable], None]) -> None:
         self._seconds = seconds
+        self._say = say
         self._started = time.monotonic()
         self._pause = FIRST_PAUSE_SECONDS
 
@@ -310,6 +323,8 @@ class _Patience:
         remaining = self._started + limit - time.monotonic()
         if remaining <= 0:
             raise failure
+        if at_most is None and time.monotonic() - self._started >= _SILENT_SECONDS:
+            self._say(failure)
         time.sleep(min(remaining, self._pause * random.uniform(0.5, 1.0)))  # noqa: S311 (no secret)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
 

@@ -23,10 +23,8 @@ from trajlake.table.id_index import Runs, files_that_may_hold
 from trajlake.table.layout import Part, Place, put_episodes, put_steps, with_nulls, with_schema
 from trajlake.table.sizes import cut
 from trajlake_schemas import EPISODES, STEPS
+from trajlake_schemas.episodes import SCORED_REWARD, SCORED_SUCCESS
 
-# Late scores of these names are the episode's own reward and success (1 or 0), not only components of its reward.
-SCORED_REWARD = "reward"
-SCORED_SUCCESS = "success"
 _VERDICTS = {1.0: True, 0.0: False}
 NO_REASON = "no reason given"  # of a retraction
 _PART_BYTES = 256 << 20  # of steps as Arrow that are copied at a time
