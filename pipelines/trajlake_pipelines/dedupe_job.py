@@ -120,16 +120,17 @@ def publish(store: ObjectStore, plan: Plan, results: Sequence[dict[str, Any]]) -
 
 
 def duplicates(store: ObjectStore, paths: list[str], depth: str, threshold: float) -> dict[str, str]:
-    """Episode to the one that it repeats: of each group the one with the least id, which for ids of a Writer is the
-    earliest, among those that are not retracted. Episodes of different tasks do not repeat each other's content."""
+    """Episode to the one that it repeats: of each group, among those that are not retracted, one that was recorded and
+    not imported if there is one, and of these the one with the least id, which for ids of a Writer is the earliest. Episodes of different tasks do not repeat each other's content."""
     frame = scan_files(store, EPISODES.name, paths)
     rows = frame.select(
         "episode_id",
         *_SAME_TASK,
         content=pl.when(pl.col("n_steps") > 0).then("content_hash").otherwise(_OUTCOME),
         retracted=pl.col("retracted").is_not_null(),
+        imported=pl.col("source_hash").is_not_null(),
     ).collect()
-    rows = rows.sort("retracted", "episode_id")
+    rows = rows.sort("retracted", "imported", "episode_id")
     same = rows.filter(pl.col("content").is_not_null()).with_columns(
         first=pl.col("episode_id").first().over(*_SAME_TASK, "content")
     )

@@ -105,6 +105,18 @@ def test_rows_without_steps_of_a_file_that_grew_are_repeats_and_others_that_ende
     assert summarize(lake.snapshot(), where="source_format = 'verifiers'", unique=True)["episodes"].item() == 3
 
 
+def test_what_was_recorded_is_the_original_of_what_was_imported(tmp_path):
+    lake = trajlake.create(tmp_path / "lake")
+    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "assistant", "content": "A"}]}\n')
+    import_tree(lake, "copy", [tmp_path / "chats.jsonl"])
+    with lake.writer(run="run", worker="w") as writer, writer.episode(episode_id="~last of all ids") as episode:
+        episode.step(message="A")
+    compact(lake)
+    for depth in ("content", "near"):
+        dedupe(lake, depth=depth)
+        assert set(marks(lake).values()) == {"~last of all ids"}
+
+
 def test_near_marks_what_is_nearly_the_same(talks):
     assert dedupe(talks, depth="near").duplicates == 2
     assert marks(talks) == {"one-twin": "one", "one-near": "one"}
