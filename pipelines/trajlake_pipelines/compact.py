@@ -24,7 +24,8 @@ class CompactionReport:
     """What one `compact` did. Events in = steps + begins_and_ends + scores + retractions + duplicate_events +
     pending_events; `quarantined_segments` could not be read, so their events are not counted. `bytes` are those of
     the segments; `lag_seconds` is the age of the oldest new segment when it was planned, by the server's clock; of the
-    episodes `incomplete`, which are pending too, more was recorded than has arrived; of `released_episodes` something
+    episodes `incomplete`, which are pending too, more was recorded than has arrived, and of those that are `unknown`
+    only scores and retractions have; of `released_episodes` something
     waited for a week in vain, and waits no longer; `merged_files` are small files of
     `steps` that were merged afterwards."""
 
@@ -47,6 +48,7 @@ class CompactionReport:
     pending_episodes: int = 0
     released_episodes: int = 0
     incomplete: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     merged_files: int = 0
 
 
@@ -70,6 +72,7 @@ def compact(
     lake.check()
     reports: list[CompactionReport] = []
     incomplete: set[str] = set()
+    unknown: set[str] = set()
     # After all that was there a further compaction is for what arrived meanwhile; one such is enough for one call.
     rounds = 0
     numbers: list[int] = []
@@ -84,8 +87,10 @@ def compact(
             reports.append(_report(plan, done))
             incomplete |= {episode for result in done for episode in result.incomplete}
             incomplete -= {episode for result in done for episode in result.sealed}
+            # Those of before are read again, until their episode comes.
+            unknown = {episode for result in done for episode in result.unknown}
             rounds += not plan.details.get("more", False)
-    total = replace(_total(reports), incomplete=tuple(sorted(incomplete)))
+    total = replace(_total(reports), incomplete=tuple(sorted(incomplete)), unknown=tuple(sorted(unknown)))
     if optimize_after and numbers and numbers[-1] // optimize_after > (numbers[0] - 1) // optimize_after:
         merged = optimize(lake, runner=where)
         total = replace(total, merged_files=max(0, merged.files_before - merged.files_after))
@@ -119,6 +124,6 @@ def _report(plan: Plan, results: list[UnitResult]) -> CompactionReport:
 
 
 def _total(reports: list[CompactionReport]) -> CompactionReport:
-    names = CompactionReport.__dataclass_fields__.keys() - {"incomplete", "lag_seconds"}
+    names = CompactionReport.__dataclass_fields__.keys() - {"incomplete", "unknown", "lag_seconds"}
     totals: dict[str, Any] = {name: sum(getattr(report, name) for report in reports) for name in names}
     return CompactionReport(**totals, lag_seconds=max((report.lag_seconds for report in reports), default=0.0))

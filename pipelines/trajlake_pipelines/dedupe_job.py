@@ -121,7 +121,8 @@ def publish(store: ObjectStore, plan: Plan, results: Sequence[dict[str, Any]]) -
 
 def duplicates(store: ObjectStore, paths: list[str], depth: str, threshold: float) -> dict[str, str]:
     """Episode to the one that it repeats: of each group, among those that are not retracted, one that was recorded and
-    not imported if there is one, and of these the one with the least id, which for ids of a Writer is the earliest. Episodes of different tasks do not repeat each other's content."""
+    not imported if there is one, and of these the one with the least id, which for ids of a Writer is the earliest.
+    Episodes of different tasks do not repeat each other's content."""
     frame = scan_files(store, EPISODES.name, paths)
     rows = frame.select(
         "episode_id",

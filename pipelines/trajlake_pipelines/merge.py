@@ -58,13 +58,15 @@ class Sums:
 @dataclass
 class Decisions:
     """What became of the episodes that are not simply new; an id may stand in several lists. Of those that are
-    `incomplete` more was recorded than has arrived, and their segments wait for it."""
+    `incomplete` more was recorded than has arrived, and their segments wait for it; of those that are `unknown`, which
+    are pending too, only scores and retractions have come."""
 
     replaced: list[str] = field(default_factory=list)
     sealed: list[str] = field(default_factory=list)
     duplicates: list[str] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -315,10 +317,13 @@ def _apply_late(events: pa.Table, unique: pl.DataFrame, merged: Merged, known: M
     if late.is_empty():
         return
     here = set(merged.episodes["episode_id"].to_pylist())
+    begun = set(merged.decisions.pending)
     for kind, episode_id, row in late.select(["kind", "episode_id", "row"]).iter_rows():
         if episode_id not in here and episode_id not in known:
             merged.sums.pending_events += 1
             merged.decisions.pending.append(episode_id)
+            if episode_id not in begun:
+                merged.decisions.unknown.append(episode_id)
         elif kind == "score":
             merged.sums.scores += 1
             merged.late_scores.setdefault(episode_id, []).append(events["score"][row].as_py())

@@ -45,6 +45,7 @@ class UnitResult:
     duplicates: list[str] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
     late_scores: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     late_retractions: dict[str, str] = field(default_factory=dict)
 
@@ -136,6 +137,7 @@ def _write(
         duplicates=decisions.duplicates,
         pending=sorted(set(decisions.pending)),
         incomplete=sorted(set(decisions.incomplete)),
+        unknown=sorted(set(decisions.unknown)),
         late_scores=merged.late_scores,
         late_retractions=merged.late_retractions,
     )

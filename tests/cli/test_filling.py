@@ -110,6 +110,22 @@ def test_compact_in_words(run: Any, lake: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.beam
+def test_compact_names_what_was_scored_and_is_no_episode(run: Any, lake: str, tmp_path: Path) -> None:
+    with trajlake.connect(lake).writer(run="r", worker="w", spool=tmp_path / "spool") as writer:
+        writer.episode(episode_id="begun").score("judge", 1.0)
+        writer.score("typo", "judge", 1.0)
+        writer.retract("mistake", "leaked")
+    said = run("compact", "--lake", lake, "--stale-after", "1h").stdout.splitlines()
+    assert "1 episode has not ended yet" in said
+    assert "2 ids have scores or retractions, and no episode yet: mistake, typo" in said
+    (row,) = json.loads(run("compact", "--lake", lake, "--stale-after", "0s", "-o", "json").stdout)
+    assert (row["sealed_episodes"], row["unknown"]) == (1, ["mistake", "typo"])
+    said = run("compact", "--lake", lake).stdout
+    assert "nothing new has landed" in said or "2 ids have scores" in said
+    assert "seals them" not in said
+
+
+@pytest.mark.beam
 def test_compact_seals_what_is_stale(run: Any, lake: str, tmp_path: Path) -> None:
     with trajlake.connect(lake).writer(run="r", worker="w", spool=tmp_path / "spool") as writer:
         writer.episode(task_id="t").step(message="and then the machine died")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +141,7 @@ def in_words(done: CompactionReport) -> list[str]:
         count(done.duplicate_events, "duplicate"),
         count(done.pending_events, "of an unfinished episode", "of unfinished episodes"),
     ]
+    unended = done.pending_episodes - len(done.incomplete) - len(done.unknown)
     known = [part for part in parts if not part.startswith("0 ")] or ["0 steps"]
     lines = [
         f"{count(done.segments, 'segment')} read",
@@ -155,17 +157,23 @@ def in_words(done: CompactionReport) -> list[str]:
         ),
         (done.sealed_episodes, "stale episode was sealed as aborted", "stale episodes were sealed as aborted"),
         (done.merged_files, "small file was merged", "small files were merged"),
-        (done.pending_episodes - len(done.incomplete), "episode has not ended yet", "episodes have not ended yet"),
+        (unended, "episode has not ended yet", "episodes have not ended yet"),
     ):
         if number:
             lines.append(count(number, one, many))
     if done.released_episodes:
         lines.append(released)
     if done.incomplete:
-        shown = ", ".join(one_line(episode_id) for episode_id in done.incomplete[:_SHOWN])
-        more = f" and {len(done.incomplete) - _SHOWN:,} more" if len(done.incomplete) > _SHOWN else ""
         waits = count(len(done.incomplete), "episode waits", "episodes wait")
-        lines.append(f"{waits} for events that were recorded and have not arrived: {shown}{more}")
-    if done.pending_episodes:
+        lines.append(f"{waits} for events that were recorded and have not arrived: {_some(done.incomplete)}")
+    if done.unknown:
+        have = count(len(done.unknown), "id has", "ids have")
+        lines.append(f"{have} scores or retractions, and no episode yet: {_some(done.unknown)}")
+    if unended or done.incomplete:
         lines.append("where their workers are gone for good: `compact --stale-after 1h` seals them as aborted")
     return lines
+
+
+def _some(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - _SHOWN:,} more" if len(ids) > _SHOWN else ""
+    return ", ".join(map(one_line, ids[:_SHOWN])) + more
