@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from math import isclose
+from mimetypes import guess_type
 from typing import Any, cast
 
 import numpy as np
@@ -58,6 +59,9 @@ _LARGE = 2**63  # for a column of whole numbers
 _OUTCOME = ("task_id", "reward", "success")
 """What ATIF has no place for, and others have."""
 _NEWEST = "ATIF-v1.7"
+_OF_AGENTS = ("model_name", "reasoning_content", "tool_calls", "metrics")
+"""What may stand in a step of the agent only."""
+_IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 
 def _is_row(value: Any) -> bool:
@@ -259,23 +263,19 @@ def _put_metrics(rest: dict[str, Any], step: dict[str, Any]) -> None:
 
 
 def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
+    given = enumerate(trajectory.steps, 1)
+    steps = [step.source if type(step) is Exact else _given(step, number) for number, step in given]
+    return _root(trajectory, steps)
+
+
+def _root(trajectory: Trajectory, steps: list[dict[str, Any]]) -> dict[str, Any]:
     episode = trajectory.episode
     value: dict[str, Any] = {"schema_version": _NEWEST} | _fitting(episode_extra(trajectory), _ROOT, episode, _OUTCOME)
     agent = {name: episode[column] for name, column in _AGENT.items() if episode[column] is not None}
     value["agent"] = agent | (value["agent"] if isinstance(value.get("agent"), dict) else {})
     for name in ("name", "version"):  # both are required
         value["agent"].setdefault(name, "unknown")
-    steps: list[dict[str, Any]] = []
-    for step in trajectory.steps:
-        # Elsewhere a tool's answer is a step of its own; here it stands with the call.
-        if type(step) is Exact:
-            steps.append(step.source)
-        elif step["source"] == "tool" and (caller := _caller(step, steps)) is not None:
-            caller.setdefault("observation", {}).setdefault("results", []).extend(_results(step, {}))
-        else:
-            steps.append(_given(step, len(steps) + 1))
-    value["steps"] = steps
-    return value
+    return value | {"steps": steps}
 
 
 def _fitting(extra: dict[str, Any], known: frozenset[str], row: Mapping[str, Any], columns: Sequence[str]) -> Any:
@@ -286,14 +286,6 @@ def _fitting(extra: dict[str, Any], known: frozenset[str], row: Mapping[str, Any
     if more:
         extra["extra"] = more | (extra["extra"] if isinstance(extra.get("extra"), dict) else {})
     return extra
-
-
-def _caller(step: Mapping[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any] | None:
-    ids = {result["call_id"] for result in step["tool_results"] or ()}
-    for given in reversed(steps):
-        if given["source"] == "agent":
-            return given if ids and ids <= {call["tool_call_id"] for call in given.get("tool_calls", ())} else None
-    return None
 
 
 def _given(step: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -322,7 +314,7 @@ def _given(step: Mapping[str, Any], number: int) -> dict[str, Any]:
     for tensor in step["tensors"] or ():
         if tensor["name"] == _PROMPT_IDS:
             metrics[_PROMPT_IDS] = to_array(tensor).tolist()
-    if metrics and source == "agent":
+    if metrics:
         given["metrics"] = metrics | (extra["metrics"] if isinstance(extra.get("metrics"), dict) else {})
     return given
 
@@ -339,11 +331,107 @@ def _result(result: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any
     return given | dict(kept.get("rest", {}))
 
 
+def _build(trajectory: Trajectory) -> dict[str, Any]:
+    """The trajectory of an episode from elsewhere, as Harbor's validator takes it. Elsewhere a tool's answer is a step
+    of its own; here it stands in the step of its call."""
+    if not trajectory.steps:
+        name = trajectory.episode["episode_id"]
+        raise FormatError(f'episode {name} has no steps, and ATIF wants some: leave such out with "n_steps > 0"')
+    steps: list[dict[str, Any]] = []
+    callers: dict[str, dict[str, Any]] = {}  # ids come again, and the last call counts
+    for step in trajectory.steps:
+        answers = [(callers.get(result["call_id"]), _answer(step, result)) for result in step["tool_results"] or ()]
+        strays = [answer for caller, answer in answers if caller is None]
+        for caller, answer in answers:
+            if caller is not None:
+                caller.setdefault("observation", {}).setdefault("results", []).append(answer)
+        if step["source"] != "tool" or strays or not answers or step["message"] is not None:
+            own = _given({**step, "tool_results": None}, len(steps) + 1)
+            if step["source"] == "tool" and answers:
+                own["message"] = step["message"] or ""
+            elif step["content_parts"] is not None and step["message"]:
+                own["message"].insert(0, {"type": "text", "text": step["message"]})
+            if strays:
+                own["observation"] = {"results": strays}
+            steps.append(own)
+            callers |= {call["tool_call_id"]: own for call in own.get("tool_calls", ())}
+    for given in steps:
+        _keep_rules(given)
+    return _root(trajectory, steps)
+
+
+def _answer(step: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"source_call_id": result["call_id"], "content": result["content"]}
+    extra: dict[str, Any] = {"is_error": True} if result["is_error"] else {}
+    if step["source"] == "tool":
+        extra |= {name: step[name] for name in ("reward", "error") if step[name] is not None}
+        if step["content_parts"] is not None:
+            parts = [content_part(part) for part in step["content_parts"]]
+            if result["content"] is None:
+                answer["content"] = parts
+            else:
+                extra["content_parts"] = parts
+    return answer | ({"extra": extra} if extra else {})
+
+
+def _keep_rules(given: dict[str, Any]) -> None:
+    """Move what may not stand where it is in a step into the `extra` beside it."""
+    extra: dict[str, Any] = {}
+    given["message"] = _content(given["message"], extra)
+    for call in given.get("tool_calls", ()):
+        call["function_name"] = call["function_name"] or ""
+        if not isinstance(call["arguments"], dict):
+            call["extra"], call["arguments"] = {"arguments": call["arguments"]}, {}
+    metrics = given.get("metrics", {})
+    if None in metrics.get("logprobs", ()):
+        metrics["extra"] = {"logprobs": metrics.pop("logprobs")}
+    if given["source"] != "agent":
+        extra |= {name: given.pop(name) for name in _OF_AGENTS if name in given}
+    ids = {call["tool_call_id"] for call in given.get("tool_calls", ())}
+    for result in given.get("observation", {}).get("results", ()):
+        more: dict[str, Any] = {}
+        result["content"] = _content(result["content"], more)
+        if result["source_call_id"] not in {*ids, None}:
+            more["source_call_id"], result["source_call_id"] = result["source_call_id"], None
+        if more:
+            result["extra"] = result.get("extra", {}) | more
+    if extra:
+        given["extra"] = given.get("extra", {}) | extra
+
+
+def _content(content: Any, extra: dict[str, Any]) -> Any:
+    """Text or parts as ATIF has them: text and images of which the kind is known. Other parts go to `extra`."""
+    if not isinstance(content, list):
+        return content
+    parts = [(part, _part(part)) for part in content]
+    if others := [part for part, again in parts if again is None]:
+        extra["content_parts"] = others
+    return [again for _, again in parts if again is not None] or ""
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any] | None:
+    if isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    link, kind = part.get("uri"), part.get("media_type")
+    named = part.get("image_url")  # as OpenAI has images
+    if isinstance(named, dict):
+        named = named.get("url")
+    if "data" in part:
+        kind = kind or "image/png"
+        link = f"data:{kind};base64,{part['data']}"
+    elif isinstance(named, str):
+        link = named
+    if not isinstance(link, str) or not str(part.get("type")).startswith("image"):
+        return None
+    kind = kind or (link[5:].partition(";")[0] if link.startswith("data:") else guess_type(link)[0])
+    return {"type": "image", "source": {"media_type": kind, "path": link}} if kind in _IMAGES else None
+
+
 FORMAT = Format(
     name="atif",
     description="ATIF trajectory (Harbor): {schema_version: ATIF-v1.x, agent, steps}, 1.0 to 1.8",
     detect=any_row(_is_row),
     read=per_row(_record, _rebuild),
-    write=write_rows(_rebuild, "values"),
+    write=write_rows(_rebuild, "values", _build),
     takes_any=True,
 )

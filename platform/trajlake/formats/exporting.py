@@ -181,8 +181,9 @@ def _with_source_row(one: Trajectory, kept: Mapping[str, Any]) -> Trajectory:
 
 def by_columns(one: Trajectory, chosen: Format) -> Trajectory:
     """The episode as conversation formats have it, by its columns alone: a tool's results as steps behind the step
-    that called it, an id for every call, arguments as text, what an environment said as said by a user, and null for
-    NaN and infinities. Raises ExportError for an episode that says nothing but arrays."""
+    that called it (in chat at once, as their APIs want it), an id for every call, arguments as text, what an
+    environment said as said by a user, and null for NaN and infinities. Raises ExportError for an episode that says
+    nothing but arrays."""
     if one.steps and not any(step[name] is not None for step in one.steps for name in _SAYS):
         raise ExportError(
             f"episode {one.episode_id} has steps of arrays and no text, for which {chosen.name} has no place: export "
@@ -213,7 +214,27 @@ def by_columns(one: Trajectory, chosen: Format) -> Trajectory:
                 result["call_id"] = waiting[0]
             waiting = [identity for identity in waiting if identity != result["call_id"]]
         steps += _messages(step, results)
+    if chosen.name in _CHATS:
+        steps = _behind_calls(steps)
     return Trajectory(standard({**one.episode, "extra": None}), standard(steps))
+
+
+def _behind_calls(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps with each tool's answer directly behind the step that made the call. Others come between where calls
+    that were made at the same time are steps of their own. What answers no call is said by the user."""
+    groups: list[list[dict[str, Any]]] = []
+    callers: dict[str, list[dict[str, Any]]] = {}  # ids come again, and the last call counts
+    for step in steps:
+        answers = step["tool_results"] if step["source"] == "tool" else None
+        group = callers.get(answers[0]["call_id"]) if answers else None
+        if group is None:
+            groups.append(group := [])
+            if answers:  # to nothing
+                said = answers[0]["content"] if step["message"] is None else step["message"]
+                step = {**step, "source": "user", "tool_results": None, "message": said or ""}
+        group.append(step)
+        callers |= {call["id"]: group for call in step["tool_calls"] or ()}
+    return [step for group in groups for step in group]
 
 
 def _image_url(part: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from tests.platform.formats.fuzzing import made_rows
 from tests.platform.formats.mutation import check, mutations
 
-from trajlake.formats import Record, format_named, open_source
+from trajlake.errors import FormatError
+from trajlake.formats import FORMATS, Record, detect_source, format_named, open_source
+from trajlake.formats.exporting import by_columns
 from trajlake.formats.rebuild import stored
 
 pytestmark = pytest.mark.unit
@@ -150,6 +154,186 @@ def test_episodes_from_elsewhere_become_trajectories_of_atif(put: Any) -> None:
     assert agent["tool_calls"] == [{"tool_call_id": "c", "function_name": "look", "arguments": {"x": 1}}]
     assert agent["observation"] == {"results": [{"source_call_id": "c", "content": "a cat"}]}
     assert (stray["step_id"], stray["source"]) == (3, "system")
+
+
+# -- episodes from elsewhere, by the rules of Harbor's validator (harbor.models.trajectories, 0.26) ------------------
+
+OF_AGENTS = {"model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics"}
+IN_STEPS = {"step_id", "timestamp", "source", "message", "observation", "is_copied_context", "llm_call_count", "extra"}
+IMAGES = {"image/jpeg", "image/png", "image/gif", "image/webp"}
+
+
+def broken_rules(trajectory: dict[str, Any]) -> list[str]:
+    """What Harbor would refuse of this trajectory."""
+    agent, steps = trajectory["agent"], trajectory["steps"]
+    found = [name for name in ("name", "version") if not isinstance(agent.get(name), str)]
+    if not steps or [step["step_id"] for step in steps] != [*range(1, len(steps) + 1)]:
+        found.append("steps are not numbered from 1")
+    for step in steps:
+        found += [f"step {step['step_id']}: {words}" for words in _broken_in(step)]
+    return found
+
+
+def _broken_in(step: dict[str, Any]) -> Iterator[str]:
+    yield from step.keys() - OF_AGENTS - IN_STEPS
+    if step["source"] != "agent":
+        yield from step.keys() & OF_AGENTS
+    calls = step.get("tool_calls", [])
+    for call in calls:
+        typed = [(str, call["tool_call_id"]), (str, call["function_name"]), (dict, call["arguments"])]
+        if not all(isinstance(value, kind) for kind, value in typed):
+            yield "a call of other types"
+        yield from call.keys() - {"tool_call_id", "function_name", "arguments", "extra"}
+    for result in step.get("observation", {"results": []})["results"]:
+        if result.get("source_call_id") not in {None, *(call["tool_call_id"] for call in calls)}:
+            yield f"a result of {result['source_call_id']}, which is no call of the step"
+        if result["content"] is not None and not _is_content(result["content"]):
+            yield "a result of other parts"
+        yield from result.keys() - {"source_call_id", "content", "extra"}
+    if not _is_content(step["message"]):
+        yield "a message of other parts"
+    metrics = step.get("metrics", {})
+    if not all(isinstance(value, float) for value in metrics.get("logprobs", [])):
+        yield "logprobs that are no numbers"
+
+
+def _is_content(content: Any) -> bool:
+    if isinstance(content, list):
+        return all(
+            part.keys() == {"type", "source"} and part["type"] == "image" and part["source"]["media_type"] in IMAGES
+            if "source" in part
+            else part.keys() == {"type", "text"} and part["type"] == "text" and isinstance(part["text"], str)
+            for part in content
+        )
+    return isinstance(content, str)
+
+
+def exported(record: Record) -> dict[str, Any]:
+    """The trajectory that an export makes of a record of another format."""
+    chosen = format_named("atif")
+    episode = stored(replace(record, source={}))
+    assert chosen.write is not None
+    return dict(json.loads(b"".join(chosen.write([by_columns(episode, chosen)]))))
+
+
+def recorded(*steps: Any) -> dict[str, Any]:
+    trajectory = exported(Record("row 1", {}, steps))
+    assert broken_rules(trajectory) == []
+    return trajectory
+
+
+def call_of(identity: str, arguments: Any = "{}") -> dict[str, Any]:
+    return {"source": "agent", "tool_calls": [{"id": identity, "name": "f", "arguments": arguments}]}
+
+
+def result_of(identity: str | None, content: str = "ok", **more: Any) -> dict[str, Any]:
+    return {"source": "tool", "tool_results": [{"call_id": identity, "content": content, **more}]}
+
+
+def test_results_stand_in_the_step_of_their_call() -> None:
+    steps = recorded(
+        *(call_of("a"), call_of("b"), result_of("a", "1"), {"source": "user", "message": "And?"}),
+        *(result_of("b", "2", is_error=True), call_of("a"), result_of("a", "3"), result_of("x", "4")),
+    )["steps"]
+    found = [(step["source"], [tuple(result.values()) for result in step.get("observation", {}).get("results", [])])
+             for step in steps]  # fmt: skip
+    assert found == [
+        ("agent", [("a", "1")]),
+        ("agent", [("b", "2", {"is_error": True})]),
+        ("user", []),
+        ("agent", [("a", "3")]),
+        ("system", [(None, "4", {"source_call_id": "x"})]),
+    ]
+
+
+def test_what_only_agents_have_goes_to_extra_where_a_user_has_it() -> None:
+    call = {**call_of("a"), "source": "user", "reasoning": "hm", "model": "m", "cost_usd": 0.5, "message": "Hi"}
+    agent, user = recorded(call_of("a"), call, result_of("a", "done"))["steps"]
+    assert "observation" not in agent
+    assert user["message"] == "Hi"
+    assert user["extra"] == {
+        "model_name": "m",
+        "reasoning_content": "hm",
+        "tool_calls": [{"tool_call_id": "a", "function_name": "f", "arguments": {}}],
+        "metrics": {"cost_usd": 0.5},
+    }
+    assert user["observation"] == {
+        "results": [{"source_call_id": None, "content": "done", "extra": {"source_call_id": "a"}}]
+    }
+
+
+def test_what_atif_has_no_type_for_goes_to_extra() -> None:
+    parts = [
+        {"type": "output_text", "text": "See:", "annotations": []},
+        {"type": "image", "media_type": "image/png", "data": b"PNG"},
+        {"type": "image_url", "image_url": {"url": "https://x/y.jpg"}},
+        {"type": "image", "uri": "https://x/y"},
+        {"type": "audio", "uri": "https://x/y.mp3"},
+    ]
+    told, returned = (
+        [
+            {"type": "text", "text": "See:"},
+            {"type": "image", "source": {"media_type": "image/png", "path": "data:image/png;base64,UE5H"}},
+            {"type": "image", "source": {"media_type": "image/jpeg", "path": "https://x/y.jpg"}},
+        ],
+        {"content_parts": [{"type": "image", "uri": "https://x/y"}, {"type": "audio", "uri": "https://x/y.mp3"}]},
+    )
+    broken = {**call_of("a", "{broken"), "content_parts": parts, "token_ids": [1, 2], "logprobs": [float("nan"), -0.5]}
+    nameless = {"tool_calls": [{"id": "b", "arguments": [1]}], "content_parts": parts[3:]}
+    image = {"source": "tool", "content_parts": parts, "tool_results": [{"call_id": "b", "content": None}]}
+    first, second = recorded(broken, nameless, image)["steps"]
+    assert (first["message"], first["extra"], second["message"], second["extra"]) == (told, returned, "", returned)
+    assert first["tool_calls"][0]["arguments"] == {}
+    assert first["tool_calls"][0]["extra"] == {"arguments": "{broken"}
+    assert first["metrics"] == {"completion_token_ids": [1, 2], "extra": {"logprobs": [None, -0.5]}}
+    assert second["tool_calls"][0] == {
+        "tool_call_id": "b",
+        "function_name": "",
+        "arguments": {},
+        "extra": {"arguments": "[1]"},
+    }
+    [result] = second["observation"]["results"]
+    assert result == {"source_call_id": "b", "content": told, "extra": returned}
+
+
+def test_an_episode_without_steps_is_no_trajectory_of_atif() -> None:
+    with pytest.raises(FormatError, match="has no steps"):
+        recorded()
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "atif" and made_rows(name)])
+def test_rows_of_every_format_become_trajectories_that_harbor_takes(name: str, put: Any) -> None:
+    found = [record for row in made_rows(name) for record in check(format_named(name), put(row)) if record.steps]
+    assert found
+    assert [broken_rules(exported(record)) for record in found] == [[]] * len(found)
+
+
+REAL_FILES = (
+    "tau-bench/historical_trajectories/gpt-4o-airline.json",
+    "tau2-bench/pr17/2025-08-10T02_44_06.496849_telecom_llm_agent_gpt-4o_user_simulator_gpt-4o.json",
+    "intercode/ctf/ic_ctf_gpt-4_25_turns.json",
+    "verifiers/environments/mcp_env/outputs/evals/mcp-env--gpt-4.1-mini/468ee950/results.jsonl",
+    "swe-agent/trajectories/demonstrations/ctf/pwn/warmup.traj",
+    "mini-swe-agent-pr816/deepseek_chat_dev/pydicom__pydicom-1139/pydicom__pydicom-1139.traj.json",
+    "openhands/evaluation/benchmarks/multi_swe_bench/examples/output.jsonl",
+    "inspect_ai/tests/log/test_eval_log/log_tool_call_error.json",
+    "inspect_ai/tests/log/test_eval_log/log_images.json",
+    "kaggle-environments/kaggle_environments/envs/connectx/visualizer/default/replays/test-replay.json",
+    "webvoyager/results/examples/taskAmazon--0/interact_messages.json",
+)
+
+
+@pytest.mark.parametrize("name", REAL_FILES)
+def test_real_files_become_trajectories_that_harbor_takes(name: str, realdata: Path) -> None:
+    source = open_source(realdata / name)
+    records = [item for item in detect_source(source).read(source) if isinstance(item, Record) and item.steps]
+    assert records
+    for record in records:
+        trajectory = exported(record)
+        assert broken_rules(trajectory) == []
+        results = sum(len(step.get("tool_results") or ()) for step in record.steps)
+        given = [step["observation"]["results"] for step in trajectory["steps"] if "observation" in step]
+        assert sum(map(len, given)) >= results  # some tools answer without a result of their own
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

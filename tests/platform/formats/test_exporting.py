@@ -253,6 +253,37 @@ def test_calls_without_ids_get_some_and_their_results_find_them(imports: Imports
     assert (user["role"], last["role"], row["info"]) == ("user", "user", {})
 
 
+@pytest.mark.parametrize("name", ["openai-chat", "tau-bench", "verifiers"])
+def test_answers_in_chat_are_directly_behind_the_message_with_their_call(
+    name: str, imports: Imports, tmp_path: Path
+) -> None:
+    def record(writer: Any) -> None:
+        with writer.episode(episode_id="e", task_id=1) as episode:
+            for words in ("a b", "a"):
+                for identity in words.split():
+                    episode.step(tool_calls=[{"id": identity, "name": "f", "arguments": "{}"}], reward=0.5)
+                episode.step(source="user", message="Wait.")
+                for identity in words.split():
+                    episode.step(source="tool", tool_results=[{"call_id": identity, "content": f"of {identity}"}])
+            episode.step(source="tool", tool_results=[{"call_id": "x", "content": "stray"}])
+            episode.end(reward=1.0)
+
+    imports(record=record).export(tmp_path / "out", format=name)
+    [row] = rows_of(tmp_path / "out")
+    messages = row.get("messages") or row.get("traj") or row["prompt"] + row["completion"]
+    said = [
+        (message["role"], "".join(call["id"] for call in message.get("tool_calls") or ()) or message["content"])
+        for message in messages
+    ]
+    once = [("assistant", "a"), ("tool", "of a")]
+    assert said == [
+        *(*once, ("assistant", "b"), ("tool", "of b"), ("user", "Wait.")),
+        *(*once, ("user", "Wait."), ("user", "stray")),
+    ]
+    if name == "openai-chat":
+        assert [message["reward"] for message in messages if message["role"] == "assistant"] == [0.5] * 3
+
+
 def test_tau_bench_keeps_verdicts_that_are_not_its_own(imports: Imports, tmp_path: Path) -> None:
     said: list[tuple[float | None, bool | None]] = [
         (reward, success) for reward in (None, 0.0, 0.5, 1.0, float("nan")) for success in (None, False, True)
