@@ -47,9 +47,10 @@ _BESIDE_RESULT = frozenset({"role", "content", "tool_call_id"})
 _BESIDE_CALLS = frozenset({"role", "content", "tool_calls"})
 _UNUSUAL = frozenset(
     {"role", "reasoning", "reasoning_content", "extra", "tool_calls", "tool_results", "is_error"}
-    | {"tool_calls_as_text", "call_key", "content_kind"}
+    | {"tool_calls_as_text", "call_key", "content_key", "content_kind"}
 )
 """Keys of a message that mean something, or would where they stand in a step's `extra`."""
+_SAYING = frozenset({"content", "tool_calls", "function_call", "reasoning", "reasoning_content", "refusal", "audio"})
 _CALL_ORDER = ("id", "function", "type")
 _DTYPE = re.compile(r"[<|=]?[a-zA-Z]+[0-9]*(\[[a-zA-Z0-9]+\])?")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -67,9 +68,7 @@ COLUMNS = frozenset(StepFields.__annotations__) - {
 
 def is_message(value: Any) -> bool:
     """Whether this looks like a chat message: an object with a role and something said."""
-    return (
-        isinstance(value, dict) and isinstance(value.get("role"), str) and ("content" in value or "tool_calls" in value)
-    )
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and not _SAYING.isdisjoint(value)
 
 
 def are_messages(value: Any) -> bool:
@@ -142,6 +141,8 @@ def _usual(message: Any, is_error: Callable[[str], bool] | None, columns: Set[st
         extra = {name: value for name, value in message.items() if name not in beside}
         if not _UNUSUAL.isdisjoint(extra) or not columns.isdisjoint(extra) or extra.get("function_call") is not None:
             return None
+        if content is None and (type(extra.get("refusal")) is str or type(extra.get("audio")) is dict):
+            return None
         step["extra"] = json_text(extra)
     return cast(StepFields, step)
 
@@ -169,7 +170,7 @@ def _step(message: Any, is_error: Callable[[str], bool] | None, columns: Set[str
     if ROLES[role] == "tool":
         _put_tool_result(rest, step, extra, is_error)
     else:
-        _put_content(rest, step)
+        _put_content(rest, step, extra)
     merge_extra(rest, extra, _taken(step) if "extra" in rest else frozenset())
     if extra:
         step["extra"] = extra
@@ -182,7 +183,7 @@ def _put_reasoning(rest: dict[str, Any], step: dict[str, Any]) -> None:
             step["reasoning"] = rest.pop(name)
 
 
-def _put_content(rest: dict[str, Any], step: dict[str, Any]) -> None:
+def _put_content(rest: dict[str, Any], step: dict[str, Any], extra: dict[str, Any]) -> None:
     content = rest.pop("content", None)
     if isinstance(content, list):
         step["content_parts"] = _parts(content)
@@ -190,6 +191,13 @@ def _put_content(rest: dict[str, Any], step: dict[str, Any]) -> None:
         step["message"] = content
     elif content is not None:
         raise FormatError(f"its content is {_kind(content)}; it must be text, null or a list of parts")
+    elif isinstance(rest.get("refusal"), str):
+        step["message"], extra["content_key"] = rest.pop("refusal"), "refusal"
+    elif isinstance(rest.get("audio"), dict) and "content_parts" not in step:
+        audio = {"text" if name == "transcript" else name: value for name, value in rest["audio"].items()}
+        if fits_step("content_parts", parts := _parts([{"type": "audio"} | audio])):
+            step["content_parts"], extra["content_key"] = parts, "audio"
+            del rest["audio"]
 
 
 def _put_tool_calls(rest: dict[str, Any], step: dict[str, Any], extra: dict[str, Any]) -> None:

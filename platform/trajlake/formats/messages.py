@@ -28,6 +28,7 @@ def _message(step: Mapping[str, Any], columns: Set[str], tells_errors: bool) -> 
     message: dict[str, Any] = {"role": extra.pop("role", ROLE_OF_SOURCE[step["source"]]), "content": step["message"]}
     if step["content_parts"] is not None:
         message["content"] = [content_part(part) for part in step["content_parts"]]
+    _put_said_elsewhere(extra, message)
     if step["reasoning"] is not None:
         message["reasoning_content"] = step["reasoning"]
     _put_calls(step, extra, message)
@@ -37,6 +38,17 @@ def _message(step: Mapping[str, Any], columns: Set[str], tells_errors: bool) -> 
         if step[name] is not None and name not in {"source", "content_parts", "tool_results"}:
             message[name] = _plain(name, step[name])
     return message | extra
+
+
+def _put_said_elsewhere(extra: dict[str, Any], message: dict[str, Any]) -> None:
+    """Where it was not `content` that said it, under the name that the source has for it."""
+    content = message["content"]
+    if extra.get("content_key") == "refusal":
+        message[extra.pop("content_key")], message["content"] = content, None
+    elif extra.get("content_key") == "audio" and isinstance(content, list) and len(content) == 1:
+        audio = {"transcript" if name == "text" else name: value for name, value in content[0].items()}
+        audio.pop("type", None)
+        message[extra.pop("content_key")], message["content"] = audio, None
 
 
 def _put_calls(step: Mapping[str, Any], extra: dict[str, Any], message: dict[str, Any]) -> None:

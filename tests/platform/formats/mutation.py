@@ -45,7 +45,18 @@ _NASTY = [
     *map(json.loads, ["[]", "{}", "[[]]", "[{}]", '{"0": 0}', '{"0": {}}', '["x"]', '{"text": "x"}']),
 ]
 _LEAVES = st.one_of(st.integers(), st.floats(), st.text(max_size=4), st.sampled_from(_NASTY))
-_NAMES = ["extra", "role", "message", "tool_calls", "tool_results", "content_kind", "step", "built"]
+_NAMES = [
+    "extra",
+    "role",
+    "message",
+    "tool_calls",
+    "tool_results",
+    "content_kind",
+    "content_key",
+    "refusal",
+    "step",
+    "built",
+]
 _CHANGES = ["replace", "replace", "remove", "wrap", "text", "double", "rename"]
 
 

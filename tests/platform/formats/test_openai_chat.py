@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.platform.formats.mutation import check
 
 from trajlake.formats import Record, Refused, detect, open_source
 from trajlake.formats.openai_chat import FORMAT
@@ -267,6 +268,50 @@ def test_a_function_call_of_the_old_style_is_a_tool_call(put: Any) -> None:
     found = step(put, {"role": "assistant", "content": None, "function_call": call})
     assert found["tool_calls"] == [{"function": call}]
     assert found["extra"] == {"call_key": "function_call"}
+
+
+AUDIO = {"id": "a", "data": "UE5H", "expires_at": 5, "transcript": "Spoken."}
+SAID_ELSEWHERE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {"function_call": {"name": "f", "arguments": "{}"}},
+        {"tool_calls": [{"id": None, "name": "f", "arguments": "{}", "arguments_kind": "string"}]},
+    ),
+    ({"reasoning": "hm"}, {"reasoning": "hm"}),
+    ({"reasoning_content": "hm"}, {"reasoning": "hm"}),
+    ({"refusal": "No."}, {"message": "No."}),
+    ({"audio": AUDIO}, {}),
+    ({"audio": {"id": "a"}}, {}),
+    ({"audio": {"data": 5, "text": [], "type": None, "transcript": "x"}}, {}),
+]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+@pytest.mark.parametrize(("said", "columns"), SAID_ELSEWHERE)
+def test_what_is_said_elsewhere_than_in_content_comes_in_and_out_again(
+    put: Any, run_import: Any, content: dict[str, Any], said: dict[str, Any], columns: dict[str, Any]
+) -> None:
+    messages = [HELLO[0], {"role": "assistant", **content, **said}, {"role": "function", "name": "f", "content": "1"}]
+    for rows in ([{"messages": messages}], [messages], messages):
+        path = put(rows)
+        imported = run_import(path)
+        [file] = imported.report.files
+        assert (file.format, file.episodes, file.steps) == ("openai-chat", 1, 3)
+        found = imported.steps[1]
+        assert {name: found[name] for name in columns} == columns
+        assert imported.steps[2]["tool_results"] == [{"call_id": None, "content": "1", "is_error": None}]
+        check(FORMAT, path)
+        if said == {"audio": AUDIO}:
+            [part] = found["content_parts"]
+            assert (part["type"], part["text"], part["data"]) == ("audio", "Spoken.", b"PNG")
+        elif "content" in content and said.keys() != {"audio"}:
+            assert "patch" not in json.loads(imported.begins[0]["extra"])["source_row"] or "reasoning" in said
+
+
+@pytest.mark.unit
+def test_what_is_said_in_content_too_stays_there(put: Any) -> None:
+    found = step(put, {"role": "assistant", "content": "x", "refusal": "No.", "audio": AUDIO})
+    assert found == {"source": "agent", "message": "x", "extra": {"refusal": "No.", "audio": AUDIO}}
 
 
 @pytest.mark.unit
