@@ -65,6 +65,9 @@ def _record(value: Any, key: str) -> Record:
     agent = rest.get("agent_ref")
     if isinstance(agent, dict) and isinstance(agent.get("name"), str):
         begin["agent_name"] = agent["name"]
+    if "task_id" in begin:  # the index counts the rows of what was asked, in which every agent may have some
+        names = ("task_family", "agent_name", "task_id")
+        begin["group_id"] = "/".join(str(begin[name]) for name in names if name in begin)
     end: dict[str, Any] = {}
     if rest.get("reward") is not None:
         if not fits_end("reward", rest["reward"]):
@@ -72,7 +75,7 @@ def _record(value: Any, key: str) -> Record:
         end["reward"] = rest.pop("reward")
     incomplete = response.get("incomplete_details")
     if isinstance(incomplete, dict) and isinstance(incomplete.get("reason"), str):
-        end |= {"status": "truncated", "stop_reason": incomplete["reason"]}
+        end |= {"status": "truncated", "truncated": True, "stop_reason": incomplete["reason"]}
     begin["extra"] = {**rest, _REQUEST: request, _RESPONSE: response}
     return Record(key, cast(EpisodeFields, begin), steps, cast(EndFields, end))
 

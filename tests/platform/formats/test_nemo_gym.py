@@ -78,6 +78,16 @@ def test_a_prompt_may_be_text_and_an_answer_cut_off(put: Any, run_import: Any) -
     imported = run_import(put(row))
     assert (imported.steps[0]["source"], imported.steps[0]["message"]) == ("user", "Hi")
     assert (imported.ends[0]["status"], imported.ends[0]["stop_reason"]) == ("truncated", "max_output_tokens")
+    assert imported.ends[0]["truncated"] is True
+
+
+def test_rollouts_of_a_task_are_a_group(put: Any, run_import: Any) -> None:
+    other = {**ROW, "agent_ref": {"name": "other"}}
+    bare = {name: value for name, value in ROW.items() if name not in {"_ng_task_index", "agent_ref"}}
+    rows = [ROW, {**ROW, "_ng_rollout_index": 4}, other, bare, {**bare, "_ng_task_index": 0}]
+    groups = [begin["group_id"] for begin in run_import(put(rows)).begins]
+    one = "nemo-gym/simple_agent/12"
+    assert groups == [one, one, "nemo-gym/other/12", None, "nemo-gym/0"]
 
 
 def test_ids_and_logprobs_of_different_length_come_in_as_they_are(put: Any, run_import: Any) -> None:
