@@ -8,6 +8,7 @@ of a message (tokens, time) is in its columns. Steps are the sample's `messages`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -16,7 +17,7 @@ from trajlake.errors import FormatError, UsageError
 from trajlake.formats.archive import Archive, is_archive, open_archive
 from trajlake.formats.base import Format, Record, Refused, Row, fits_begin, fits_step, fits_time, from_row
 from trajlake.formats.chat import chat_steps
-from trajlake.formats.inspect_parts import from_chat, resolved, to_chat
+from trajlake.formats.inspect_parts import error_text, from_chat, resolved, to_chat
 from trajlake.formats.inspect_scores import outcome
 from trajlake.formats.json_rows import Layout
 from trajlake.formats.messages import chat_messages
@@ -36,6 +37,8 @@ from trajlake.ingest.episode import EpisodeFields, StepFields
 from trajlake.read.trajectory import Trajectory
 
 _HEADER, _START, _REDUCTIONS = "header.json", "_journal/start.json", "reductions.json"
+_EPOCH = re.compile(r"_epoch_[0-9]+\Z")
+"""How the name of a sample's member or folder ends: `samples/{id}_epoch_{epoch}.json`."""
 _LARGE = ("attachments", "message_pool", "call_pool", "events_data", "transcript", "timelines")
 """Parts of a sample that its events refer to: they stay with them, at the first step."""
 _USAGE = {
@@ -96,14 +99,11 @@ def _read_archive(source: Source, archive: Archive) -> Iterator[Record | Refused
     def rows() -> Iterator[Row | Refused]:
         split = set()
         for name in names:
-            parts = name.split("/")
-            if parts[0] != "samples":
-                continue
-            if len(parts) > 2:  # written in chunks, as the newest versions do with very large samples
-                if parts[1] not in split:
-                    split.add(parts[1])
-                    yield Refused("/".join(parts[:2]), "a sample in chunks: convert the log with `inspect log convert`")
-            elif name.endswith(".json"):
+            folder = _in_chunks(name)
+            if folder is not None and folder not in split:
+                split.add(folder)
+                yield Refused(folder, "a sample in chunks: convert the log with `inspect log convert`")
+            elif _is_sample(name):
                 try:
                     yield Row(name, archive.read_json(name))
                 except FormatError as error:
@@ -119,11 +119,24 @@ def _values(source: Source) -> Iterator[Row | Refused]:
         return
     with open_archive(source) as archive:
         log = dict(archive.read_json(_HEADER if _HEADER in archive.names else _START))
-        names = [name for name in archive.names if name.startswith("samples/") and name.count("/") == 1]
-        log["samples"] = [archive.read_json(name) for name in names]
+        log["samples"] = [archive.read_json(name) for name in archive.names if _is_sample(name)]
         if _REDUCTIONS in archive.names:
             log["reductions"] = archive.read_json(_REDUCTIONS)
         yield Row("row 1", log)
+
+
+def _in_chunks(name: str) -> str | None:
+    """The folder of the sample that this member is a part of, where that was written in chunks, as the newest versions
+    do with very large samples. Ids stand in names as they are, with slashes and all."""
+    *folders, file = name.split("/")
+    if folders[:1] != ["samples"] or _EPOCH.search(file.removesuffix(".json")):
+        return None
+    ends = [at for at, folder in enumerate(folders, 1) if _EPOCH.search(folder)]
+    return "/".join(folders[: ends[-1]]) if ends else None
+
+
+def _is_sample(name: str) -> bool:
+    return name.startswith("samples/") and name.endswith(".json") and _in_chunks(name) is None
 
 
 def _member(source: Source, archive: Archive, name: str) -> Any:
@@ -158,7 +171,12 @@ def _record(value: Any, key: str, spec: Mapping[str, Any]) -> Record:
     if not isinstance(messages, list):
         raise FormatError("its messages are not a list")
     attachments = _attachments(value)
-    steps = chat_steps([to_chat(resolved(message, attachments)) for message in messages], columns={"model"})
+    whole = [resolved(message, attachments) for message in messages]
+    steps = chat_steps([to_chat(message) for message in whole], columns={"model"})
+    for step, message in zip(steps, whole, strict=True):
+        words = error_text(message)
+        if words and step["source"] == "tool" and message.get("content") not in ("", words):
+            step["error"] = words  # it returned something, and failed
     models = [event for event in _events(value) if isinstance(event, dict) and event.get("event") == "model"]
     places = _places(messages, models)
     for place, event in places:
@@ -178,6 +196,9 @@ def _record(value: Any, key: str, spec: Mapping[str, Any]) -> Record:
         if given is not None and fits_begin(column, given):
             begin[column] = given
             rest.pop(name or "", None)
+    if "task_id" in begin:
+        names = ("task_family", "task_id")
+        begin["group_id"] = "/".join(["inspect", *(str(begin[name]) for name in names if name in begin)])
     if type(rest.get("epoch")) is int and rest["epoch"] >= 1:
         begin["trial"] = rest.pop("epoch") - 1
     begin["extra"] = rest

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trajlake.errors import FormatError
 from trajlake.formats.messages import as_object
 
 _ATTACHMENT = "attachment://"
+_SAID_BY_ERROR = "content_is_error"
+"""The mark of a tool's message that says nothing but its error, which is then what readers get as its content."""
 _MEDIA = ("image", "audio", "video", "document")
 _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/]*={0,2})")
 
@@ -39,13 +41,28 @@ def to_chat(message: Any) -> Any:
     content = given.get("content")
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
         parts = [_to_part(part) for part in content]
-        thought = next((part for part in parts if part.get("type") == "reasoning"), None)
-        if thought is not None and isinstance(thought.get("reasoning"), str) and "reasoning_content" not in given:
-            given["reasoning_content"] = thought.pop("reasoning")
+        thoughts = [part for part in parts if part.get("type") == "reasoning"]
+        if thoughts and isinstance(thoughts[0].get("reasoning"), str) and "reasoning_content" not in given:
+            given["reasoning_content"] = _thought(thoughts)
+            if len(thoughts) == 1:  # of several, each keeps what it says
+                del thoughts[0]["reasoning"]
         given["content"] = parts
     if given.get("role") == "tool":
         given["is_error"] = isinstance(given.get("error"), dict)
+        if given.get("content") == "" and (words := error_text(given)):
+            given["content"], given[_SAID_BY_ERROR] = words, True
     return given
+
+
+def error_text(message: Mapping[str, Any]) -> str | None:
+    """What a tool's message says of its error."""
+    error = message.get("error")
+    words = error.get("message") if isinstance(error, dict) else None
+    return words if isinstance(words, str) else None
+
+
+def _thought(parts: Sequence[Mapping[str, Any]]) -> str:
+    return "\n\n".join(part["reasoning"] for part in parts if isinstance(part.get("reasoning"), str))
 
 
 def from_chat(message: dict[str, Any]) -> dict[str, Any]:
@@ -53,15 +70,17 @@ def from_chat(message: dict[str, Any]) -> dict[str, Any]:
     given = dict(message)
     if isinstance(given.get("tool_calls"), list):
         given["tool_calls"] = [_from_call(call) for call in given["tool_calls"]]
+    if given.pop(_SAID_BY_ERROR, None) is True:
+        given["content"] = ""
     thought = given.pop("reasoning_content", None)
     if isinstance(given.get("content"), list):
         given["content"] = [_from_part(part) for part in given["content"]]
-        if thought is not None:
-            for part in given["content"]:
-                if part.get("type") == "reasoning" and "reasoning" not in part:
-                    part["reasoning"] = thought
-                    thought = None
-                    break
+        thoughts = [part for part in given["content"] if part.get("type") == "reasoning"]
+        silent = next((part for part in thoughts if "reasoning" not in part), None)
+        if thought is not None and silent is not None:
+            silent["reasoning"], thought = thought, None
+        elif len(thoughts) > 1 and thought == _thought(thoughts):
+            thought = None
     if thought is not None:  # recorded elsewhere
         text = given.get("content")
         parts = text if isinstance(text, list) else [{"type": "text", "text": text}] if text else []

@@ -9,6 +9,7 @@ from trajlake.formats.base import fits_end
 from trajlake.ingest.episode import EndFields
 
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
+_VERDICTS = _LETTERS.keys() - {"P"}  # half right is for the reader to judge; no answer counts as incorrect
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 _STAGES = {"time": "timeout", "working": "timeout", "token": "budget", "message": "budget", "cost": "budget"}
 
@@ -31,7 +32,7 @@ def outcome(sample: Mapping[str, Any]) -> EndFields:
     if len(components) == 1:
         end["reward"] = components[0]["value"]
         value = next(iter(named.values()))
-        if value in _LETTERS if isinstance(value, str) else isinstance(value, bool):
+        if isinstance(value, bool) or (isinstance(value, str) and value in _VERDICTS):
             end["success"] = value in ("C", True)
     _put_status(sample, end)
     return cast(EndFields, end)

@@ -21,6 +21,7 @@ from tests.platform.formats.mutation import check, mutations
 from trajlake.errors import FormatError
 from trajlake.formats import Record, Refused, detect, format_named, open_source
 from trajlake.formats import archive as archives
+from trajlake.formats.inspect_parts import from_chat
 from trajlake.formats.inspect_scores import as_number, outcome
 from trajlake.formats.rebuild import SOURCE_ROW, same, stored
 
@@ -166,11 +167,53 @@ def test_an_archive_comes_out_as_the_same_log(put: Any) -> None:
     assert same(json.loads(b"".join(chosen.write(trajectories))), LOG)
 
 
+def test_epochs_of_a_sample_are_a_group(put: Any, run_import: Any) -> None:
+    samples = [SAMPLE, {**SAMPLE, "epoch": 1}, {**SAMPLE, "id": "a/b"}]
+    begins = run_import(put({**LOG, "samples": samples})).begins
+    assert [begin["group_id"] for begin in begins] == [*["inspect/popularity/7"] * 2, "inspect/popularity/a/b"]
+
+
+def test_what_a_tool_says_of_its_error_is_where_readers_look(put: Any, run_import: Any) -> None:
+    error = {"type": "timeout", "message": "too long"}
+    tool = {"role": "tool", "tool_call_id": "c", "function": "bash", "error": error}
+    messages = [{**tool, "content": content} for content in ("", "half", "too long", [{"type": "text", "text": "x"}])]
+    messages += [{**tool, "content": "", "error": None}, {**tool, "content": "", "error": {"type": "unknown"}}]
+    path = put({**LOG, "samples": [{**SAMPLE, "messages": messages}]})
+    steps = run_import(path).steps
+    results = [step["tool_results"][0] for step in steps]
+    assert [result["content"] for result in results] == ["too long", "half", "too long", None, "", ""]
+    assert [result["is_error"] for result in results] == [True, True, True, True, False, True]
+    assert [step["error"] for step in steps] == [None, "too long", None, "too long", None, None]
+    [record] = check(format_named("inspect"), path)
+    assert "patch" not in record.source
+
+
+def test_all_that_a_message_reasons_is_its_reasoning(put: Any, run_import: Any) -> None:
+    thoughts = [{"type": "reasoning", "reasoning": words, "signature": words} for words in ("One.", "Two.")]
+    messages = [
+        {"id": "a", "role": "assistant", "content": [*thoughts, {"type": "text", "text": "So."}]},
+        {"id": "b", "role": "assistant", "content": [{"type": "text", "text": "So."}, thoughts[1]]},
+    ]
+    path = put({**LOG, "samples": [{**SAMPLE, "messages": messages}]})
+    assert [step["reasoning"] for step in run_import(path).steps] == ["One.\n\nTwo.", "Two."]
+    [record] = check(format_named("inspect"), path)
+    assert "patch" not in record.source
+
+
+def test_a_message_with_two_thoughts_that_was_imported_before_comes_out_as_it_went_in() -> None:
+    thoughts = [{"type": "reasoning", "reasoning": words} for words in ("One.", "Two.")]
+    then = {"role": "assistant", "reasoning_content": "One.", "content": [{"type": "reasoning"}, thoughts[1]]}
+    assert from_chat(then) == {"role": "assistant", "content": thoughts}
+
+
 @pytest.mark.parametrize(
     ("scores", "reward", "success"),
     [
         ({"match": {"value": "I"}}, 0.0, False),
-        ({"match": {"value": "P"}}, 0.5, False),
+        ({"match": {"value": "C"}}, 1.0, True),
+        ({"match": {"value": "P"}}, 0.5, None),
+        ({"match": {"value": "N"}}, 0.0, False),
+        ({"match": {"value": False}}, 0.0, False),
         ({"match": {"value": True}}, 1.0, True),
         ({"closeness": {"value": 0.25}}, 0.25, None),
         ({"count": {"value": "3"}}, 3.0, None),
@@ -231,6 +274,29 @@ def test_a_broken_sample_is_refused_by_its_name_and_the_others_come_in(put: Any,
     assert "the role 'exit'" in reasons["samples/c_epoch_1.json"]
     assert "deeper than" in reasons["samples/d_epoch_1.json"]
     assert "in chunks" in reasons["samples/e_epoch_1"]
+
+
+def test_ids_of_samples_may_be_paths(put: Any, run_import: Any) -> None:
+    ids = [f"HumanEval/{number}" for number in range(3)] + ["a_epoch_1/b", "x.json", "/y"]
+    samples = {f"samples/{name}_epoch_{epoch}.json": {**SAMPLE, "id": name, "epoch": epoch}
+               for name in ids for epoch in (1, 2)}  # fmt: skip
+    chunks = {f"samples/{name}_epoch_{epoch}/{part}.json": {} for name in ("HumanEval/7", "a_epoch_1/c", "d")
+              for epoch in (1, 2) for part in ("sample", "messages/0", "events/uuids")}  # fmt: skip
+    whole = {name: MEMBERS[name] for name in ("_journal/start.json", "header.json")}
+    path = put(archive(whole | samples))
+    imported = run_import(path)
+    [file] = imported.report.files
+    assert (file.rows_in, file.episodes, file.refused) == (12, 12, 0)
+    assert [(begin["task_id"], begin["trial"]) for begin in imported.begins] == [
+        (name, at) for name in ids for at in (0, 1)
+    ]
+    assert len(check(format_named("inspect"), path)) == 12
+    [file] = run_import(put(archive(whole | samples | chunks))).report.files
+    assert (file.rows_in, file.episodes, file.refused) == (18, 12, 6)
+    assert [refused.row for refused in file.refusals] == [
+        f"samples/{name}_epoch_{epoch}" for name in ("HumanEval/7", "a_epoch_1/c", "d") for epoch in (1, 2)
+    ]
+    assert all("in chunks" in refused.reason for refused in file.refusals)
 
 
 # -- hostile archives --------------------------------------------------------------------------------------------
