@@ -73,6 +73,13 @@ def test_a_result_is_named_after_its_call() -> None:
     assert "(nothing returned)" in drawn({"tool_results": [{"call_id": "c", "content": None}]})
 
 
+def test_parts_that_a_tool_returned_are_its_result() -> None:
+    parts = [{"type": "text", "text": "a cat"}, {"type": "image", "media_type": "image/png"}]
+    step = {"source": "tool", "content_parts": parts, "tool_results": [{"call_id": "c", "content": None}]}
+    assert drawn(step, names={"c": "look"}) == "  0  tool  ← look\n    │ a cat\n    │ [image] image/png"
+    assert summary(step) == "← a cat"
+
+
 def test_several_results_in_one_step() -> None:
     results = [{"call_id": "a", "content": "1"}, {"call_id": "b", "content": "2"}]
     text = drawn({"source": "tool", "tool_results": results}, names={"a": "f", "b": "g"})

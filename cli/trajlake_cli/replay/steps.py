@@ -63,7 +63,8 @@ def add_step(page: Page, step: Step, names: Mapping[str, str]) -> None:
     for result in results:
         if not titled:
             page.lines.append(gutter + _result_title(result, names))
-        _add_result(page, result, gutter, 0 if titled else 2)
+        if result.get("content") is not None or not step.get("content_parts"):  # else the parts are what came back
+            _add_result(page, result, gutter, 0 if titled else 2)
     if step.get("error"):
         page.add_text(f"error: {step['error']}", BAD, gutter)
 
@@ -85,7 +86,8 @@ def summary(step: Step) -> str:
     if calls := step.get("tool_calls"):
         return " ".join(f"→ {call.get('name')} {call.get('arguments') or ''}" for call in calls)
     if results := step.get("tool_results"):
-        return " ".join(f"← {result.get('content') or ''}" for result in results)
+        parts = " ".join(part["text"] for part in step.get("content_parts") or [] if part.get("text"))
+        return " ".join(f"← {result.get('content') or parts}" for result in results)
     if tensors := step.get("tensors"):
         return "  ".join(f"{tensor.get('name')} {' '.join(describe(tensor)[1:])}" for tensor in tensors)
     return str(step.get("reasoning") or step.get("error") or "")
