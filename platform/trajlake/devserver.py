@@ -57,6 +57,11 @@ class ServerInfo:
     secret_key: str = field(repr=False)
 
     @property
+    def port(self) -> int:
+        """That of S3."""
+        return int(self.url.rpartition(":")[2])
+
+    @property
     def lake_uri(self) -> str:
         """The address that TRAJLAKE_LAKE gets."""
         return f"s3://{self.bucket}/lake"
@@ -81,17 +86,24 @@ class ServerInfo:
         return [f"export {name}={shlex.quote(value)}" for name, value in self.environment().items()]
 
 
-def start(folder: str | os.PathLike[str], port: int | None = None, bucket: str = "trajlake") -> ServerInfo:
+def start(folder: str | os.PathLike[str], port: int | None = None, bucket: str | None = None) -> ServerInfo:
     """Start a server that keeps its data in `folder`, or find the one that runs there already.
 
-    `port` is for S3; without it the last one is used again, or a free one. Raises `UsageError` where `weed` is not
-    installed or `port` is taken, `StoreError` where the server does not come up.
+    `port` is for S3, and `bucket` is made; without them the last ones are used again, or a free one and `trajlake`.
+    Raises `UsageError` where `weed` is not installed, `port` is taken, or the server that runs has another port or
+    bucket, `StoreError` where the server does not come up.
     """
     home = Path(os.path.abspath(folder))
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(home):
         current = status(home)
         if current is not None:
+            for what, wanted, has in (("port", port, current.port), ("bucket", bucket, current.bucket)):
+                if wanted not in {None, has}:
+                    raise UsageError(
+                        f"a server runs on {home} already, with {what} {has} and not {wanted}: stop it first "
+                        f"(trajlake dev down --folder {shlex.quote(str(home))}), or give no {what}"
+                    )
             return current
         settings = _settle(home, port, bucket)
         _write_private(home / "server.json", settings)
@@ -132,7 +144,7 @@ def status(folder: str | os.PathLike[str]) -> ServerInfo | None:
 
 
 @contextlib.contextmanager
-def running(folder: str | os.PathLike[str], port: int | None = None, bucket: str = "trajlake") -> Iterator[ServerInfo]:
+def running(folder: str | os.PathLike[str], port: int | None = None, bucket: str | None = None) -> Iterator[ServerInfo]:
     """A server for the time of a `with` block; one that ran before goes on after it."""
     ran_before = status(folder) is not None
     info = start(folder, port, bucket)
@@ -163,13 +175,13 @@ def _describe(home: Path, settings: Mapping[str, Any], pid: int) -> ServerInfo:
     )
 
 
-def _settle(home: Path, port: int | None, bucket: str) -> dict[str, Any]:
+def _settle(home: Path, port: int | None, bucket: str | None) -> dict[str, Any]:
     """Keys and ports: those of the last time where they are still free, else new ones."""
     try:
         settings: dict[str, Any] = json.loads((home / "server.json").read_text())
     except FileNotFoundError:
         settings = {"access_key": secrets.token_hex(10), "secret_key": secrets.token_hex(20), "ports": {}}
-    settings["bucket"] = bucket
+    settings["bucket"] = bucket or settings.get("bucket", "trajlake")
     if port is not None and not _is_free(port):
         raise UsageError(f"port {port} is taken: choose another, or none")
     last = settings["ports"]

@@ -61,6 +61,8 @@ def test_retract_marks_and_for_good_removes_but_asks_first(lake):
     result = run(lake, "retract", "e0001", "--reason", "licence", "--for-good", code=1, input="n\n")
     assert "Remove 1 episode for good (e0001)?" in result.stderr
     assert len(lake.snapshot().episodes.collect()) == 6
+    nobody = run(lake, "retract", "e0001", "--reason", "licence", "--for-good", code=1, input="").stderr
+    assert "nothing was removed: where nobody can be asked, --yes says yes" in nobody
     done = run(lake, "retract", "e0001", "--reason", "licence", "--for-good", "--yes")
     assert "1 episode (e0001) removed for good, from" in done.stderr
     assert len(lake.snapshot().episodes.collect()) == 5
@@ -87,7 +89,7 @@ def test_vacuum_says_what_goes_and_why(lake):
     nothing = run(lake, "vacuum").stderr
     assert "nothing to remove: whatever is no longer needed is younger" in nothing
     refused = run(lake, "vacuum", "--older-than", "2h", code=1).stderr
-    assert "2 hours are less than the retention period of 168" in refused
+    assert "2 h is less than the retention period of 7 d" in refused
     dry = run(lake, "vacuum", "--older-than", "0s", "--force", "--dry-run").stderr
     assert "would be removed: " in dry
     assert "because its events are in the tables" in dry

@@ -154,9 +154,7 @@ def test_scores_of_an_episode_that_never_comes_wait_as_long_and_cost_no_compacti
 @pytest.mark.parametrize("hours", [0, 0.9, 2, 167.9])
 def test_less_than_the_retention_period_is_refused_unless_it_is_forced(lake, hours):
     before = sorted(info.key for info in lake.store.list())
-    with pytest.raises(
-        UsageError, match="less than the retention period of 168.*; give at least 168 hours, or force it"
-    ):
+    with pytest.raises(UsageError, match="less than the retention period of 7 d, .*; give at least that, or force it"):
         vacuum(lake, older_than_hours=hours)
     assert vacuum(lake, older_than_hours=168).files == []
     listed = vacuum(lake, older_than_hours=0, force=True, dry_run=True).files

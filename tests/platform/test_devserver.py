@@ -34,6 +34,10 @@ class TestServer:
             assert devserver.status(folder) == devserver.start(folder) == info
             with devserver.running(folder) as same:
                 assert same == info
+            for other in ({"port": info.port + 1}, {"bucket": "another"}):
+                with pytest.raises(UsageError, match="a server runs on .* already, with .* and not .*: stop it first"):
+                    devserver.start(folder, **other)
+            assert devserver.start(folder, info.port, info.bucket) == info
             assert devserver.status(folder) == info
             use(info, monkeypatch)
             store = open_store(info.lake_uri)

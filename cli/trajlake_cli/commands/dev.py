@@ -43,8 +43,8 @@ def command() -> None:
 @command.command()
 @_folder_option
 @click.option("--port", type=click.IntRange(1, 65535), show_default="a free one", help="The port of S3.")
-@click.option("--bucket", default="trajlake", help="The bucket to make.")
-def up(folder: str, port: int | None, bucket: str) -> None:
+@click.option("--bucket", show_default="trajlake, or that of the last time", help="The bucket to make.")
+def up(folder: str, port: int | None, bucket: str | None) -> None:
     """Start the server, or find the one that runs, and print the variables that lead to it as export lines.
 
     \b
@@ -61,13 +61,16 @@ def up(folder: str, port: int | None, bucket: str) -> None:
     if sys.stdout.isatty():
         say(f"to set these variables in this shell: {_evaluated(folder)}")
     else:  # the lines are being evaluated, or kept
-        say("next: trajlake init --if-missing; `trajlake dev down` stops the server")
+        say(f"next: trajlake init --if-missing; `trajlake dev down{_where(folder)}` stops the server")
 
 
 def _evaluated(folder: str) -> str:
     """The line that sets the variables of a shell."""
-    where = "" if folder == _default_folder() else f" --folder {shlex.quote(folder)}"
-    return f'eval "$(trajlake dev up{where})"'
+    return f'eval "$(trajlake dev up{_where(folder)})"'
+
+
+def _where(folder: str) -> str:
+    return "" if folder == _default_folder() else f" --folder {shlex.quote(folder)}"
 
 
 @command.command()
@@ -112,4 +115,5 @@ def status(folder: str, output: Output) -> None:
     if os.environ.get("AWS_ENDPOINT_URL") != server.url:
         say(f"this shell does not lead to it yet: {_evaluated(folder)}")
     elif output.is_table:
-        say("next: trajlake init --if-missing, then `trajlake runs`; `trajlake dev down` stops the server")
+        stop = f"trajlake dev down{_where(folder)}"
+        say(f"next: trajlake init --if-missing, then `trajlake runs`; `{stop}` stops the server")

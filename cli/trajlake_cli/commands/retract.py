@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
+from trajlake.errors import UsageError
 from trajlake_cli.options import lake_option, output_option, where_option
 from trajlake_cli.output import Output, say
 from trajlake_cli.session import Session, pass_session
@@ -66,7 +68,12 @@ def command(
     if for_good and not (dry_run or yes):
         first = retract(lake, episode_ids, where=where, reason=reason, for_good=True, exports=exports, dry_run=True)
         question = f"Remove {count(len(first.episodes), 'episode')} for good ({_some(first.episodes)})?"
-        click.confirm(question, abort=True, err=True)
+        try:
+            click.confirm(question, abort=True, err=True)
+        except click.Abort:
+            if sys.stdin.isatty():
+                raise
+            raise UsageError("nothing was removed: where nobody can be asked, --yes says yes") from None
     done = retract(lake, episode_ids, where=where, reason=reason, for_good=for_good, exports=exports, dry_run=dry_run)
     if output.is_table:
         if dry_run:

@@ -57,9 +57,9 @@ def vacuum(
     """
     if older_than_hours < RETENTION_HOURS and not force:
         raise UsageError(
-            f"{older_than_hours:.4g} hours are less than the retention period of {RETENTION_HOURS}, and would take "
-            f"files from under readers and running compactions; give at least {RETENTION_HOURS} hours, or force it "
-            "while nothing else uses the lake"
+            f"{_in_words(older_than_hours)} is less than the retention period of {_in_words(RETENTION_HOURS)}, and "
+            "would take files from under readers and running compactions; give at least that, or force it "
+            "(vacuum --force) while nothing else uses the lake"
         )
     lake.check()
     finished = open_table(lake.store, "segments").transaction_version("compact") or 0
@@ -82,6 +82,13 @@ def _versions_since(lake: Lake, objects: Objects, hours: float) -> dict[str, int
     pinned = open_table(lake.store, "episodes", versions["episodes"]).transaction_version("steps") or 0
     versions["steps"] = max(logs["steps"].oldest, min(pinned, versions["steps"]))
     return versions
+
+
+def _in_words(hours: float) -> str:
+    for seconds, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if hours * 3600 >= seconds:
+            return f"{hours * 3600 / seconds:.4g} {unit}"
+    return f"{hours * 3600:.4g} s"
 
 
 def _logs(lake: Lake, objects: Objects, hours: float) -> Iterator[VacuumedFile]:
