@@ -23,6 +23,7 @@ from trajlake.formats.moving import move, text_or_none
 from trajlake.formats.rebuild import episode_extra, source_row
 from trajlake.formats.source import Source
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
+from trajlake.ingest.json_text import json_text
 from trajlake.read.trajectory import Trajectory
 
 _METADATA = "metadata.json"
@@ -137,6 +138,9 @@ def _steps(completion: Any, source: dict[str, Any]) -> list[StepFields]:
     if isinstance(completion, str):  # of a model without chat messages
         source["text"] = True
         return [{"source": "agent", "message": completion}]
+    if completion is None:  # it failed before the model said anything
+        source["null"] = True
+        return []
     return chat_steps(completion, exact=True)
 
 
@@ -165,8 +169,12 @@ def _put_outcome(rest: dict[str, Any], end: dict[str, Any], source: dict[str, An
     move(rest, "stop_condition", end, "stop_reason", fits_end)
     if rest.get("is_truncated") is True:
         end |= {"truncated": True, "status": "truncated"}
-    if isinstance(error := rest.get("error"), str) and error:
-        end |= {"status": "failed", "failure_stage": "other", "failure_detail": error}
+    error = rest.get("error")
+    if isinstance(error, dict) and error:  # in newer rows
+        said = (text_or_none(error.get(name)) for name in ("error_chain_repr", "message", "error"))
+        error = next(filter(None, said), None) or json_text(error)
+    if text_or_none(error) or end.get("stop_reason") == "has_error":
+        end |= {"status": "failed", "failure_stage": "other", "failure_detail": text_or_none(error)}
 
 
 def _is_number(value: Any) -> bool:
@@ -180,7 +188,7 @@ def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
     if kept.get("text"):
         row["completion"] = trajectory.steps[0]["message"]
     else:
-        row["completion"] = chat_messages(trajectory.steps)
+        row["completion"] = None if kept.get("null") else chat_messages(trajectory.steps)
     for name, column in (("task", "domain"), ("reward", "reward"), ("stop_condition", "stop_reason")):
         if episode[column] is not None:
             row[name] = episode[column]

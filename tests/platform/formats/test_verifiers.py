@@ -127,6 +127,39 @@ def test_the_newer_rows(put: Any) -> None:
     assert (failed.end["status"], failed.end["failure_detail"]) == ("failed", "boom")
 
 
+ERROR = {"error": "SandboxError", "error_chain_repr": "SandboxError('boom')", "error_chain_str": "SandboxError"}
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        ("boom", "boom"),
+        (ERROR, "SandboxError('boom')"),
+        ({**ERROR, "message": "boom", "error_chain_repr": ""}, "boom"),
+        ({"error": "SandboxError"}, "SandboxError"),
+        ({"code": 5}, '{"code":5}'),
+    ],
+)
+@pytest.mark.parametrize("completion", [[], None, row()["completion"][:1]])
+def test_a_row_with_an_error_is_failed(put: Any, error: Any, detail: str, completion: Any) -> None:
+    given = row(completion=completion, metrics={}, error=error, stop_condition="has_error", reward=0.0)
+    [failed] = read(put(lines(given)))
+    assert (failed.end["status"], failed.end["failure_stage"]) == ("failed", "other")
+    assert failed.end["failure_detail"] == detail
+    assert len(failed.steps) == len(completion or ())
+    assert "patch" not in failed.source
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("error", [None, "", {}, 0.5, False])
+def test_a_row_that_names_no_error_is_not_failed(put: Any, error: Any) -> None:
+    [record] = read(put(lines(row(error=error, metrics={}))))
+    assert "status" not in record.end
+    [record] = read(put(lines(row(error=error, metrics={}, stop_condition="has_error"))))
+    assert (record.end["status"], record.end["failure_detail"]) == ("failed", None)
+
+
 @pytest.mark.unit
 def test_text_and_null_come_in(put: Any) -> None:
     [record] = read(put(lines(row(completion="it is 5", prompt="2+3", reward=None, id="a"))))
@@ -149,7 +182,8 @@ def test_rows_that_are_none_are_refused_with_their_reason(put: Any) -> None:
 
 @pytest.mark.unit
 def test_mutated_rows_give_records_and_refusals(tmp_path: Path) -> None:
-    withstand(FORMAT, [row(), [row(), row(success=1.0)], row(completion="x", metrics={"a": 1})], tmp_path)
+    rows = [row(), [row(), row(success=1.0)], row(completion="x", metrics={"a": 1}), row(completion=None, error=ERROR)]
+    withstand(FORMAT, rows, tmp_path)
 
 
 def test_the_published_results_come_in_and_out_whole(realdata: Path, tmp_path: Path) -> None:
