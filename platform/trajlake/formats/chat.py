@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Set
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 
@@ -186,7 +186,7 @@ def _put_reasoning(rest: dict[str, Any], step: dict[str, Any]) -> None:
 def _put_content(rest: dict[str, Any], step: dict[str, Any], extra: dict[str, Any]) -> None:
     content = rest.pop("content", None)
     if isinstance(content, list):
-        step["content_parts"] = _parts(content)
+        step["content_parts"] = parts_of(content)
     elif isinstance(content, str):
         step["message"] = content
     elif content is not None:
@@ -241,13 +241,13 @@ def _put_tool_result(
     content = rest.pop("content", None)
     if step.get("tool_results") is not None:  # given as a column, which says more than the content does
         if isinstance(content, list):
-            step["content_parts"] = _parts(content)
+            step["content_parts"] = parts_of(content)
         elif content is not None and all(result.get("content") != content for result in step["tool_results"]):
             rest["content"] = content
         return
     result: dict[str, Any] = {"call_id": rest.pop("tool_call_id", None), "content": content}
     if isinstance(content, list):
-        step["content_parts"], result["content"] = _parts(content), None
+        step["content_parts"], result["content"] = parts_of(content), None
     elif content is not None and not isinstance(content, str):
         extra["content_kind"] = "object"
     if isinstance(rest.get("is_error"), bool):
@@ -289,7 +289,13 @@ def _as_is(value: Any) -> Any:
     return value
 
 
-def _parts(parts: list[Any]) -> list[Any]:
+def are_parts(content: Any) -> TypeGuard[list[dict[str, Any]]]:
+    """Whether this is the content of a multi-modal message: a list of objects that is not empty."""
+    return isinstance(content, list) and bool(content) and all(isinstance(part, dict) for part in content)
+
+
+def parts_of(parts: list[Any]) -> list[Any]:
+    """The parts of a content as `content_parts` takes them, of which `messages.content_part` makes them again."""
     return [_part(part) if isinstance(part, dict) and isinstance(part.get("data"), str) else part for part in parts]
 
 

@@ -31,6 +31,7 @@ from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.read.trajectory import Trajectory
 
 _SAID = {"message": "content", "system": "content"}  # actions that say something, and where
+_LIMITS = ("maximum iteration", "maxiterationsreached", "iterationlimit", "maximum budget")
 _METADATA = "tool_call_metadata"
 _AS_CALL = "as its action"  # in place of an observation's metadata that repeats that of its call
 _USAGE = {
@@ -59,9 +60,14 @@ def _is_event_list(source: Source) -> bool:
 
 
 def _is_output(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("history"), list):
+    if not isinstance(value, dict) or "history" not in value:
         return False
-    events = list(_flattened(value["history"][:3]))
+    history = value["history"]
+    if history is None and text_or_none(value.get("error")):
+        history = []  # as in `_record`
+    if not isinstance(history, list):
+        return False
+    events = list(_flattened(history[:3]))
     if events:
         return all(map(_is_event, events))
     return {"instance_id", "test_result", "metadata"} <= value.keys()
@@ -106,7 +112,7 @@ def _record(value: Any, key: str) -> Record:
         steps = _steps(value)
         times = [_time(step) for step in (steps[:1] + steps[-1:])] or [None]
         return Record(
-            key, {"agent_name": "OpenHands"}, steps, _ending(steps, None), times[0], times[-1], {"events": True}
+            key, {"agent_name": "OpenHands"}, steps, _ending(value, steps, None), times[0], times[-1], {"events": True}
         )
     if not isinstance(value, dict):
         raise FormatError("not an object: a row of OpenHands' output has history, metadata, test_result, …")
@@ -142,7 +148,7 @@ def _record(value: Any, key: str) -> Record:
     if rest.get("instruction") is not None and rest["instruction"] == _first_said(steps):
         del rest["instruction"]
         source["instruction"] = True
-    end = _ending(steps, rest.get("error"))
+    end = _ending(history, steps, rest.get("error"))
     _put_success(rest, end)
     if rest:
         begin["extra"] = rest
@@ -173,14 +179,37 @@ def _put_success(rest: dict[str, Any], end: EndFields) -> None:
             return
 
 
-def _ending(steps: Sequence[StepFields], error: Any) -> EndFields:
-    end: EndFields = {}
-    if isinstance(error, str) and error:
-        budget = "maximum iteration" in error.lower() or "budget" in error.lower()
-        end = {"status": "failed", "failure_stage": "budget" if budget else "other", "failure_detail": error}
-    elif _last_call(steps) == "finish":
-        end = {"status": "completed", "stop_reason": "finish"}
-    return end
+def _ending(events: Sequence[Any], steps: Sequence[StepFields], error: Any) -> EndFields:
+    error = text_or_none(error)
+    limit = error if _says_limit(error) else _limit(events)
+    if limit is not None:
+        return {"status": "truncated", "truncated": True, "failure_stage": "budget", "failure_detail": limit}
+    if error is not None:
+        stage = "budget" if "budget" in error.lower() else "other"
+        return {"status": "failed", "failure_stage": stage, "failure_detail": error}
+    return {"status": "completed", "stop_reason": "finish"} if _last_call(steps) == "finish" else {}
+
+
+def _limit(events: Sequence[Any]) -> str | None:
+    """What the events say of a limit that the agent reached, if nobody did anything after that."""
+    for event in reversed(events):
+        kind = event.get("kind")
+        if isinstance(event.get("action"), str) or kind in ("ActionEvent", "MessageEvent"):
+            return None
+        said: list[Any] = []
+        if kind in ("ConversationErrorEvent", "ConversationIterationLimitEvent"):
+            said = [event.get("code", kind), event.get("detail")]
+        elif event.get("observation") == "agent_state_changed":
+            said = [inside(event, "extras", "reason")]
+        text = ": ".join(filter(None, map(text_or_none, said)))
+        if _says_limit(text):
+            return text
+    return None
+
+
+def _says_limit(text: str | None) -> bool:
+    """Whether this is how OpenHands says that the agent has used up its iterations or its budget."""
+    return text is not None and any(words in text.lower() for words in _LIMITS)
 
 
 def _last_call(steps: Sequence[StepFields]) -> Any:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from trajlake.formats.base import fits_step
-from trajlake.formats.messages import arguments
+from trajlake.formats.chat import are_parts, parts_of
+from trajlake.formats.messages import arguments, content_part
 from trajlake.formats.moving import inside, move, move_time, time_text, with_repeats, without_repeats
 from trajlake.formats.rebuild import extra_of
 from trajlake.ingest.episode import StepFields
@@ -18,8 +19,9 @@ _SAID = {
     "MessageEvent": ("llm_message", "content"),
     "SystemPromptEvent": ("system_prompt",),
     "ActionEvent": ("thought",),
+    "CondensationSummaryEvent": ("summary",),
 }
-"""Where the text stands that an event says."""
+"""Where the text or the parts stand that an event says."""
 
 _RESULTS = {"ObservationEvent", "UserRejectObservation", "AgentErrorEvent"}
 _CALL = ("id", "name", "arguments")
@@ -39,8 +41,8 @@ def step_of(event: Mapping[str, Any]) -> StepFields:
     step: dict[str, Any] = {"source": _source(event)}
     move_time(rest, "timestamp", step, "timestamp")
     move(rest, "reasoning_content", step, "reasoning", fits_step)
-    if (path := _SAID.get(kind)) and (text := _take_text(rest, path)) is not None:
-        step["message"] = text
+    if path := _SAID.get(kind):
+        step |= _take_said(rest, path)
     if kind == "ActionEvent":
         _put_call(rest, step)
     elif kind in _RESULTS:
@@ -78,9 +80,10 @@ def _put_result(rest: dict[str, Any], step: dict[str, Any], event: Mapping[str, 
     result: dict[str, Any] = {}
     if isinstance(rest.get("tool_call_id"), str):
         result["call_id"] = rest.pop("tool_call_id")
-    text = next((text for path in _PATHS if (text := _take_text(rest, path)) is not None), None)
-    if text is not None:
-        result["content"] = text
+    said = next(filter(None, (_take_said(rest, path) for path in _PATHS)), {})
+    if "message" in said:
+        result["content"] = said.pop("message")
+    step |= said
     observation = event.get("observation")
     codes = [inside(observation, *path) for path in (("exit_code",), ("metadata", "exit_code"))]
     code = next((code for code in codes if type(code) is int), None)
@@ -98,34 +101,36 @@ _PATHS: tuple[tuple[str, ...], ...] = (
     ("error",),
     ("rejection_reason",),
 )
-"""Where what a tool returned may stand, the first that holds text."""
+"""Where what a tool returned may stand, the first that holds something."""
 
 _OTHER_PATHS = {"AgentErrorEvent": ("error",), "UserRejectObservation": ("rejection_reason",)}
 
 
-def _take_text(rest: dict[str, Any], path: Sequence[str]) -> str | None:
-    """Take away the text at a path: text, an object with `text`, or a list of one such. None where there is none."""
+def _take_said(rest: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    """Take away what is said at a path: as `message` text, an object with `text`, or a list of one such; as
+    `content_parts` any other list of parts, in whose place an empty one stays. Empty where nothing is."""
     target = rest
     for name in path[:-1]:
         if not isinstance(target.get(name), dict):
-            return None
+            return {}
         target[name] = dict(target[name])
         target = target[name]
     value = target.get(path[-1])
     if isinstance(value, str):
-        del target[path[-1]]
-        return value
+        return {"message": target.pop(path[-1])}
     part = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-        return None
-    left = {name: item for name, item in part.items() if name != "text"}
-    target[path[-1]] = [left] if isinstance(value, list) else left
-    text: str = part["text"]
-    return text
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        left = {name: item for name, item in part.items() if name != "text"}
+        target[path[-1]] = [left] if isinstance(value, list) else left
+        return {"message": part["text"]}
+    if not are_parts(value):
+        return {}
+    target[path[-1]] = []
+    return {"content_parts": parts_of([*map(_with_uri, value)])}
 
 
 def _put_text(rest: dict[str, Any], path: Sequence[str], text: str) -> None:
-    """The way back of `_take_text`."""
+    """The way back of `_take_said` for text."""
     target = inside(rest, *path[:-1]) if len(path) > 1 else rest
     if not isinstance(target, dict):
         return
@@ -135,6 +140,29 @@ def _put_text(rest: dict[str, Any], path: Sequence[str], text: str) -> None:
         part["text"] = text
     elif value is None:
         target[path[-1]] = text
+
+
+def _put_parts(rest: dict[str, Any], paths: Sequence[Sequence[str]], parts: Sequence[Mapping[str, Any]]) -> None:
+    """The way back of `_take_said` for parts, which were at one of these paths."""
+    for path in paths:
+        left = inside(rest, *path)
+        if left == []:
+            left += [_without_uri(content_part(part)) for part in parts]
+            return
+
+
+def _with_uri(part: dict[str, Any]) -> dict[str, Any]:
+    """An image, which may have several addresses here, with its one address where every format's are."""
+    urls = part.get("image_urls")
+    if part.get("type") != "image" or not isinstance(urls, list) or len(urls) != 1 or "uri" in part:
+        return part
+    return {**{name: item for name, item in part.items() if name != "image_urls"}, "uri": urls[0]}
+
+
+def _without_uri(part: dict[str, Any]) -> dict[str, Any]:
+    if part.get("type") != "image" or "uri" not in part or "image_urls" in part:
+        return part
+    return {**{name: item for name, item in part.items() if name != "uri"}, "image_urls": [part["uri"]]}
 
 
 def event_of(step: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,6 +175,8 @@ def event_of(step: Mapping[str, Any]) -> dict[str, Any]:
         event["reasoning_content"] = step["reasoning"]
     if step["message"] is not None and isinstance(kind, str) and kind in _SAID:
         _put_text(event, _SAID[kind], step["message"])
+    if step["content_parts"] is not None:
+        _put_parts(event, [_SAID[kind]] if kind in _SAID else _PATHS, step["content_parts"])
     if step["tool_calls"] and isinstance(event.get("tool_call"), dict):
         call = step["tool_calls"][0]
         event["tool_call"] |= {"id": call["id"], "name": call["name"], "arguments": arguments(call)}

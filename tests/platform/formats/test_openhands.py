@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from tests.platform.formats.mutation import check, check_real_file, real_files, withstand
 
-from trajlake.formats import Record, Refused, detect, open_source
+from trajlake.errors import FormatError
+from trajlake.formats import Record, Refused, detect, open_source, openhands_v1
 from trajlake.formats.openhands import FORMAT
+from trajlake_schemas import STEPS
 
 METADATA = {
     "function_name": "execute_bash",
@@ -133,6 +135,48 @@ V1: list[dict[str, Any]] = [
 ]
 
 
+FETCHED = [
+    {"type": "text", "text": "[Tool 'fetch' executed.]"},
+    {"type": "text", "text": "PAGE", "cache_prompt": False},
+]
+IMAGE = {"type": "image", "image_urls": ["https://x/y.png"], "cache_prompt": False}
+PARTS: list[dict[str, Any]] = [
+    {
+        "kind": "MessageEvent",
+        "source": "user",
+        "timestamp": "2025-10-30T03:50:30",
+        "llm_message": {"role": "user", "content": [{"type": "text", "text": "look"}, IMAGE]},
+    },
+    {
+        "kind": "ActionEvent",
+        "source": "agent",
+        "thought": [{"type": "text", "text": "First."}, {"type": "text", "text": "Then."}],
+        "action": {"kind": "MCPToolAction", "data": {}},
+        "tool_name": "fetch",
+        "tool_call_id": "t1",
+        "tool_call": {"id": "t1", "name": "fetch", "arguments": "{}", "origin": "completion"},
+    },
+    {
+        "kind": "ObservationEvent",
+        "source": "environment",
+        "tool_name": "fetch",
+        "tool_call_id": "t1",
+        "action_id": "c",
+        "observation": {"content": FETCHED, "is_error": False, "kind": "MCPToolObservation"},
+    },
+    {"kind": "Condensation", "source": "environment", "forgotten_event_ids": ["1"], "summary": "all so far"},
+    {"kind": "ConversationStateUpdateEvent", "source": "environment", "key": "x", "value": {}},
+    {"kind": "ObservationEvent", "source": "environment", "tool_call_id": "t2", "observation": {"content": [IMAGE]}},
+    {"kind": "ObservationEvent", "source": "environment", "tool_call_id": "t3", "observation": {"content": []}},
+    {
+        "kind": "MessageEvent",
+        "source": "agent",
+        "llm_message": {"role": "assistant", "content": [{"type": "image", "image_urls": ["a", "b"]}, {"text": "ab"}]},
+    },
+    {"kind": "CondensationSummaryEvent", "source": "environment", "summary": "all so far"},
+]
+
+
 def output(**changes: Any) -> dict[str, Any]:
     whole = {
         "instance_id": "pony-1",
@@ -235,6 +279,35 @@ def test_the_third_generation_says_by_kind_what_an_event_is(put: Any) -> None:
 
 
 @pytest.mark.unit
+def test_content_of_several_parts_is_in_columns(put: Any) -> None:
+    found = record(put, PARTS)
+    assert "patch" not in found.source
+    user, call, fetched, condensed, _, image, empty, agent, summary = found.rows.steps
+
+    def said(step: Any) -> list[tuple[Any, Any, Any]]:
+        return [(part["type"], part["text"], part["uri"]) for part in step["content_parts"]]
+
+    assert said(user) == [("text", "look", None), ("image", None, "https://x/y.png")]
+    assert said(call) == [("text", "First.", None), ("text", "Then.", None)]
+    assert said(fetched) == [("text", "[Tool 'fetch' executed.]", None), ("text", "PAGE", None)]
+    assert fetched["tool_results"] == [{"call_id": "t1", "content": None, "is_error": False}]
+    assert said(image) == [("image", None, "https://x/y.png")]
+    assert said(agent) == [("image", None, None), (None, "ab", None)]
+    assert not empty.get("content_parts")
+    assert not condensed.get("message")
+    assert summary["message"] == "all so far"
+
+
+@pytest.mark.unit
+def test_events_that_an_earlier_version_imported_are_made_again_of_what_it_kept() -> None:
+    for event in PARTS:
+        kept: dict[str, Any] = dict.fromkeys(STEPS.names()) | {"extra": json.dumps(event)}
+        if event["kind"] == "ObservationEvent":
+            kept["tool_results"] = [{"call_id": event["tool_call_id"], "content": None, "is_error": None}]
+        assert openhands_v1.event_of(kept) == event
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("result", "success"),
     [({"resolved": True}, True), ({"report": {"resolved": False}}, False), ({"git_patch": ""}, None), (None, None)],
@@ -245,12 +318,68 @@ def test_success_is_what_the_evaluation_reported(put: Any, result: Any, success:
 
 @pytest.mark.unit
 def test_an_error_is_a_failed_episode(put: Any) -> None:
-    end = record(put, output(error="RuntimeError: Agent reached maximum iteration")).end
-    assert (end["status"], end["failure_stage"]) == ("failed", "budget")
-    assert end["failure_detail"] == "RuntimeError: Agent reached maximum iteration"
+    end = record(put, output(error="AgentRuntimeUnavailableError")).end
+    assert end == {"status": "failed", "failure_stage": "other", "failure_detail": "AgentRuntimeUnavailableError"}
     path = put([output(), output(history=None, error="the image could not be pulled")])
     _, failed = check(FORMAT, path)
     assert (failed.steps, failed.end["status"]) == ([], "failed")
+
+
+LIMIT = {"kind": "ConversationErrorEvent", "source": "environment", "code": "MaxIterationsReached", "detail": "(5)"}
+ERROR = "Remote conversation ended with error"
+STATE = {"observation": "agent_state_changed", "source": "environment", "content": "", "message": ""}
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("history", "error", "detail"),
+    [
+        (EVENTS, "RuntimeError: Agent reached maximum iteration. Current: 3, max: 3", "RuntimeError: Agent reached"),
+        (EVENTS, "Agent reached maximum budget for conversation.", "Agent reached maximum budget"),
+        (V1, f"{ERROR}: MaxIterationsReached: Agent reached maximum iterations limit (5).", ERROR),
+        ([*V1[:-1], LIMIT, V1[7]], ERROR, "MaxIterationsReached: (5)"),
+        (
+            [*V1[:-1], {"kind": "ConversationIterationLimitEvent", "detail": "x"}],
+            None,
+            "ConversationIterationLimitEvent: x",
+        ),
+        (
+            [*EVENTS[:3], {**STATE, "extras": {"reason": "Agent reached maximum iteration."}}],
+            None,
+            "Agent reached maxi",
+        ),
+    ],
+)
+def test_an_agent_that_used_up_its_iterations_is_truncated(put: Any, history: Any, error: Any, detail: Any) -> None:
+    end = record(put, output(history=history, error=error)).end
+    assert end["failure_detail"].startswith(detail)
+    del end["failure_detail"]
+    assert end == {"status": "truncated", "truncated": True, "failure_stage": "budget"}
+
+
+@pytest.mark.unit
+def test_an_agent_that_went_on_after_a_limit_is_not_truncated(put: Any) -> None:
+    assert record(put, output(history=[*V1[:-1], LIMIT, V1[-1]])).end == {
+        "status": "completed",
+        "stop_reason": "finish",
+    }
+    assert record(put, output(history=[{**STATE, "content": "maximum iteration"}])).end == {}
+
+
+@pytest.mark.unit
+def test_output_of_which_every_first_row_failed_is_known(put: Any) -> None:
+    failed = output(history=None, error="boom", test_result={}, metadata=None, instruction=None, metrics=None)
+    path = put("\n".join([json.dumps(failed)] * 6))
+    assert detect(path).name == "openhands"
+    found = check(FORMAT, path)
+    assert [(one.steps, one.end["status"], one.begin["task_id"]) for one in found] == [([], "failed", "pony-1")] * 6
+    for foreign in (
+        {**failed, "error": None},
+        {"instance_id": "a", "history": None, "error": "boom"},
+        {"history": None, "error": "boom", "test_result": {}},
+    ):
+        with pytest.raises(FormatError):
+            detect(put("\n".join([json.dumps(foreign)] * 6)))
 
 
 @pytest.mark.unit
@@ -279,7 +408,7 @@ def test_what_is_no_output_is_refused(put: Any) -> None:
 
 @pytest.mark.unit
 def test_mutated_events_give_records_and_refusals(tmp_path: Path) -> None:
-    withstand(FORMAT, [V1, output(history=V1)], tmp_path, 100)
+    withstand(FORMAT, [V1, output(history=V1), PARTS, output(history=PARTS)], tmp_path, 150)
     withstand(FORMAT, [EVENTS, output(), [output(history=FLAT)], output(history=[FLAT[:2], FLAT[2:]])], tmp_path, 100)
 
 
