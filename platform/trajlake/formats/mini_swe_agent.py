@@ -1,22 +1,25 @@
 """mini-swe-agent trajectories: one JSON object {info, messages, …}; an episode a file, a step a message.
 
-https://github.com/SWE-agent/mini-swe-agent. What a message's `extra` says a second time (the answer as the API gave
-it, the actions that follow from the calls, the output that stands in the text) is left out and made again.
+https://github.com/SWE-agent/mini-swe-agent. With the Responses API a message is a whole response (`object`, `output`)
+or an item (`function_call_output`), and has no role. What a message's `extra` says a second time (the answer as the API
+gave it, the actions that follow from the calls, the output that stands in the text) is left out and made again.
 SWE-bench evaluation reports (`resolved_ids`) are refused, and read by trajlake.formats.swe_bench.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, cast
 
 from trajlake.errors import FormatError, NoTrajectories
 from trajlake.formats.base import Format, Record, Refused, any_row, fits_begin, fits_end, fits_step, per_row, write_rows
+from trajlake.formats.chat import are_parts, parts_of
 from trajlake.formats.json_rows import loads
-from trajlake.formats.messages import arguments
+from trajlake.formats.messages import arguments, content_part
 from trajlake.formats.moving import inside, move, move_time, text_or_none, with_repeats, without_repeats
 from trajlake.formats.rebuild import Exact, episode_extra, exact, extra_of, same
+from trajlake.formats.responses import put_output, take_output
 from trajlake.formats.source import Source
 from trajlake.formats.swe_bench import is_report
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
@@ -43,6 +46,13 @@ _USAGE = {
     "completion_tokens": ("completion_tokens",),
     "cached_tokens": ("prompt_tokens_details", "cached_tokens"),
 }
+_RESPONSE_USAGE = {
+    "prompt_tokens": ("input_tokens",),
+    "completion_tokens": ("output_tokens",),
+    "cached_tokens": ("input_tokens_details", "cached_tokens"),
+}
+_RESULT = ("tool_call_id", "content")
+_RESULT_ITEM = ("call_id", "output")
 
 
 def _is_row(value: Any) -> bool:
@@ -108,21 +118,27 @@ def _step(message: Any) -> StepFields:
     if not isinstance(message, dict):
         raise FormatError("not an object")
     rest = dict(message)
-    role = rest.pop("role", None)
+    given = rest.pop("role", None)
+    role = _role_without_one(message) if given is None else given
     if not isinstance(role, str) or role not in _SOURCES:
         raise FormatError(f"its role is none of {', '.join(_SOURCES)}")
     step: dict[str, Any] = {"source": _SOURCES[role]}
-    if role != _ROLES[step["source"]]:
-        rest["role"] = role
+    if given != _ROLES[step["source"]]:
+        rest["role"] = given
     if isinstance(rest.get("extra"), dict):
         rest["extra"] = dict(rest["extra"])
         move_time(rest["extra"], "timestamp", step, "timestamp")
         move(rest["extra"], "cost", step, "cost_usd", fits_step)
     if role == "tool":
-        _put_result(rest, step)
+        _put_result(rest, step, _RESULT_ITEM if given is None else _RESULT)
     else:
-        move(rest, "content", step, "message", fits_step)
-        _put_calls(rest, step)
+        if given is None:
+            _put_response(rest, step)
+        else:
+            move(rest, "content", step, "message", fits_step)
+            if are_parts(rest.get("content")):
+                step["content_parts"] = parts_of(rest.pop("content"))
+            _put_calls(rest, step)
         if isinstance(rest.get("extra"), dict):
             _put_answer(rest["extra"], step, message)
     if rest:
@@ -130,12 +146,33 @@ def _step(message: Any) -> StepFields:
     return cast(StepFields, step)
 
 
+def _role_without_one(message: dict[str, Any]) -> str | None:
+    """The role of what the Responses API gave, or was given."""
+    if message.get("object") == "response":
+        return "assistant"
+    return "tool" if message.get("type") == "function_call_output" else None
+
+
+def _put_response(rest: dict[str, Any], step: dict[str, Any]) -> None:
+    move(rest, "model", step, "model", fits_step)
+    _put_usage(rest.get("usage"), _RESPONSE_USAGE, step)
+    if are_parts(rest.get("output")):
+        rest["output"] = take_output(rest["output"], step)
+
+
+def _put_usage(usage: Any, paths: Mapping[str, Sequence[str]], step: dict[str, Any]) -> None:
+    for column, path in paths.items():
+        value = inside(usage, *path)
+        if value is not None and fits_step(column, value):
+            step[column] = value
+
+
 def _is_usual(message: dict[str, Any]) -> bool:
     """Whether `_message` makes the message again whatever else it holds: what it always writes is there, and what has
     a column is of the type that this gives back."""
-    role, content, calls = message["role"], message.get("content"), message.get("tool_calls")
+    role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls")
     extra = message.get("extra")
-    if role != _ROLES[_SOURCES[role]]:
+    if role is None or role != _ROLES[_SOURCES[role]] or type(content) is list:
         return False
     if type(extra) is dict:
         if _BUILT in extra or type(extra.get("timestamp", 0.0)) is not float or type(extra.get("cost")) is int:
@@ -162,11 +199,13 @@ def _is_usual_call(call: Any, position: int) -> bool:
     )
 
 
-def _put_result(rest: dict[str, Any], step: dict[str, Any]) -> None:
+def _put_result(rest: dict[str, Any], step: dict[str, Any], names: tuple[str, str]) -> None:
     result: dict[str, Any] = {}
-    for name, column in (("tool_call_id", "call_id"), ("content", "content")):
+    for name, column in zip(names, ("call_id", "content"), strict=True):
         if isinstance(rest.get(name), str):
             result[column] = rest.pop(name)
+    if are_parts(rest.get(names[1])):
+        step["content_parts"] = parts_of(rest.pop(names[1]))
     extra = rest.get("extra")
     code = inside(extra, "returncode")
     if isinstance(code, int):
@@ -203,16 +242,13 @@ def _put_calls(rest: dict[str, Any], step: dict[str, Any]) -> None:
 def _put_answer(extra: dict[str, Any], step: dict[str, Any], message: dict[str, Any]) -> None:
     """The model's answer as its API gave it, without what it repeats of the message."""
     built = []
-    if "actions" in extra and (actions := _actions(message.get("tool_calls"))) and same(actions, extra["actions"]):
+    if "actions" in extra and (actions := _actions(message)) and same(actions, extra["actions"]):
         del extra["actions"]
         built.append("actions")
     if isinstance(response := extra.get("response"), dict):
         move(response := dict(response), "model", step, "model", fits_step)
         extra["response"] = response
-        for column, path in _USAGE.items():
-            value = inside(response.get("usage"), *path)
-            if value is not None and fits_step(column, value):
-                step[column] = value
+        _put_usage(response.get("usage"), _USAGE, step)
         if _is_answer(response):
             choice = dict(response["choices"][0])
             choice["message"] = without_repeats(choice["message"], _said(message))
@@ -231,18 +267,24 @@ def _said(message: dict[str, Any]) -> dict[str, Any]:
     return {name: message[name] for name in names if name in message}
 
 
-def _actions(calls: Any) -> list[dict[str, Any]]:
+def _actions(message: dict[str, Any]) -> list[dict[str, Any]]:
     """The actions that follow from calls of the tool `bash`."""
+    calls, items = message.get("tool_calls"), message.get("output")
+    texts = [(inside(call, "id"), inside(call, "function", "arguments")) for call in _list(calls)]
+    texts += [(inside(item, "call_id"), inside(item, "arguments")) for item in _list(items)]
     actions = []
-    for call in calls if isinstance(calls, list) else ():
-        text = inside(call, "function", "arguments")
+    for call_id, text in texts:
         try:
             given = loads(text) if isinstance(text, str) else None
         except ValueError:
             given = None
         if isinstance(given, dict):
-            actions.append({**given, "tool_call_id": call.get("id")})
+            actions.append({**given, "tool_call_id": call_id})
     return actions
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _rebuild(trajectory: Trajectory) -> dict[str, Any]:
@@ -261,37 +303,52 @@ def _message(step: dict[str, Any]) -> dict[str, Any]:
     if type(step) is Exact:
         return step.source  # type: ignore[no-any-return]
     rest = extra_of(step)
-    message: dict[str, Any] = {"role": rest.pop("role", _ROLES[step["source"]])}
+    role = rest.pop("role", _ROLES[step["source"]])
+    message: dict[str, Any] = {} if role is None else {"role": role}
+    parts = None if step["content_parts"] is None else [content_part(part) for part in step["content_parts"]]
     if step["source"] == "tool" and step["tool_results"]:
         result = step["tool_results"][0]
-        message |= {"tool_call_id": result["call_id"], "content": result["content"]}
-    elif step["message"] is not None:
-        message["content"] = step["message"]
-    leftovers = rest.get("tool_calls")
-    if step["tool_calls"] is not None:
-        rest.pop("tool_calls", None)
-        message["tool_calls"] = [
-            {
-                "index": position,
-                "function": {"name": call["name"], "arguments": arguments(call)},
-                "id": call["id"],
-                "type": "function",
-                **(inside(leftovers, str(position)) or {}),
-            }
-            for position, call in enumerate(step["tool_calls"])
-        ]
+        call_id, content = _RESULT_ITEM if role is None else _RESULT
+        message |= {call_id: result["call_id"], content: result["content"] if parts is None else parts}
+    elif role is None:
+        if are_parts(rest.get("output")):
+            put_output(rest["output"], step)
+        if step["model"] is not None:
+            message["model"] = step["model"]
+    else:
+        if step["message"] is not None or parts is not None:
+            message["content"] = step["message"] if parts is None else parts
+        _put_chat_calls(rest, step, message)
     message |= rest
     if isinstance(extra := message.get("extra"), dict):
         _restore(extra, step, message)
     return message
 
 
+def _put_chat_calls(rest: dict[str, Any], step: dict[str, Any], message: dict[str, Any]) -> None:
+    if step["tool_calls"] is None:
+        return
+    leftovers = rest.pop("tool_calls", None)
+    message["tool_calls"] = [
+        {
+            "index": position,
+            "function": {"name": call["name"], "arguments": arguments(call)},
+            "id": call["id"],
+            "type": "function",
+            **(inside(leftovers, str(position)) or {}),
+        }
+        for position, call in enumerate(step["tool_calls"])
+    ]
+
+
 def _restore(extra: dict[str, Any], step: dict[str, Any], message: dict[str, Any]) -> None:
     built = extra.pop(_BUILT, ())
+    if not isinstance(built, (list, str, dict)):  # the source's own
+        built = ()
     if "raw_output" in built:
-        extra["raw_output"] = _output(message.get("content"), extra.get("returncode"))
+        extra["raw_output"] = _output(message.get(_RESULT[1], message.get(_RESULT_ITEM[1])), extra.get("returncode"))
     if "actions" in built:
-        extra["actions"] = _actions(message.get("tool_calls"))
+        extra["actions"] = _actions(message)
     if step["timestamp"] is not None:
         extra.setdefault("timestamp", step["timestamp"].timestamp())
     if step["cost_usd"] is not None:

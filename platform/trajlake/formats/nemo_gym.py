@@ -15,9 +15,10 @@ import numpy as np
 from trajlake.errors import FormatError
 from trajlake.formats.base import Format, Record, any_row, fits_begin, fits_end, fits_step, per_row, write_rows
 from trajlake.formats.chat import ROLES
-from trajlake.formats.messages import arguments, content_part
+from trajlake.formats.messages import content_part
 from trajlake.formats.quick_json import own_loads
 from trajlake.formats.rebuild import LONG_TEXT, Exact, episode_extra, extra_of
+from trajlake.formats.responses import call_keys, call_of, reasoning_of
 from trajlake.ingest.episode import EndFields, EpisodeFields, StepFields
 from trajlake.ingest.json_text import json_text
 from trajlake.ingest.lists import content_parts, usual_calls
@@ -28,7 +29,6 @@ _IDS = {"_ng_task_index": "task_id", "_ng_rollout_index": "trial"}
 _TOKENS = {"generation_token_ids": "token_ids", "generation_log_probs": "logprobs"}
 _USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}
 _PROMPT_IDS = "prompt_token_ids"
-_CALL = ("name", "arguments")
 _UNUSUAL = {*_TOKENS, _PROMPT_IDS, "content_kind"}
 
 
@@ -126,7 +126,7 @@ def _usual(item: Any, what: str) -> StepFields | None:
         step["source"], size = "tool", len(content)
         step["tool_results"] = [{"call_id": call_id, "content": content, "is_error": None}]
     elif kind == "function_call":
-        calls = usual_calls([{"id": rest.pop("call_id", None), **{name: rest.pop(name, None) for name in _CALL}}])
+        calls = usual_calls([call_of(rest)])
         if calls is None or None in calls[0][0].values():
             return None
         step["source"], size = "agent", calls[1]
@@ -174,16 +174,11 @@ def _step(item: Any, what: str) -> StepFields:
     else:
         step["source"] = "agent"
         if kind == "function_call":
-            step["tool_calls"] = [{"id": rest.pop("call_id", None), **{name: rest.pop(name, None) for name in _CALL}}]
-        elif kind == "reasoning":
-            step["reasoning"] = "\n".join(_texts(rest.get("summary")) or _texts(rest.get("content"))) or None
+            step["tool_calls"] = [call_of(rest)]
+        else:
+            step["reasoning"] = reasoning_of([rest])
     step["extra"] = {what: rest}
     return cast(StepFields, step)
-
-
-def _texts(parts: Any) -> list[str]:
-    found = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-    return [text for text in found if isinstance(text, str)]
 
 
 def _put_tokens(rest: dict[str, Any], step: dict[str, Any]) -> None:
@@ -248,13 +243,12 @@ def _items(step: Mapping[str, Any], kept: Any) -> list[dict[str, Any]]:
     for result in step["tool_results"] or ():
         content = own_loads(result["content"]) if is_object else result["content"]
         made.append({"type": "function_call_output", "call_id": result["call_id"], "output": content})
-    made += [
-        {"type": "function_call", "call_id": call["id"], "name": call["name"], "arguments": arguments(call)}
-        for call in step["tool_calls"] or ()
-    ]
-    if step["content_parts"] is not None or step["message"] is not None:
-        parts = step["content_parts"]
-        content = step["message"] if parts is None else [content_part(part) for part in parts]
+    made += [{"type": "function_call", **call_keys(call)} for call in step["tool_calls"] or ()]
+    parts = None if step["content_parts"] is None else [content_part(part) for part in step["content_parts"]]
+    if parts is not None and made and step["source"] == "tool" and made[0].get("output", ...) is None:
+        made[0]["output"] = parts  # what a tool returned elsewhere
+    elif parts is not None or step["message"] is not None:
+        content = step["message"] if parts is None else parts
         role = {"agent": "assistant", "tool": "user", "environment": "user"}.get(step["source"], step["source"])
         made.insert(0, {"type": "message", "role": role, "content": content})
     if kept is None and step["reasoning"] is not None:

@@ -114,8 +114,16 @@ def made_rows(name: str) -> list[Any]:
         "intercode": [{"0": test_intercode.log(), "1": test_intercode.log()}, {"809": test_intercode.HUMAN}],
         "verifiers": [test_verifiers.row(), test_verifiers.row(completion="x", metrics={"a": 1})],
         "swe-agent": [test_swe_agent.trajectory(), {"history": test_swe_agent.HISTORY}],
-        "mini-swe-agent": [test_mini_swe_agent.trajectory()],
-        "openhands": [test_openhands.V1, test_openhands.EVENTS, test_openhands.output(history=test_openhands.FLAT)],
+        "mini-swe-agent": [
+            test_mini_swe_agent.trajectory(),
+            test_mini_swe_agent.trajectory(messages=test_mini_swe_agent.RESPONSES),
+        ],
+        "openhands": [
+            test_openhands.V1,
+            test_openhands.PARTS,
+            test_openhands.EVENTS,
+            test_openhands.output(history=test_openhands.FLAT),
+        ],
         "inspect": [test_inspect.LOG],
         "atif": [test_atif.TRAJECTORY],
         "nemo-gym": [test_nemo_gym.ROW],

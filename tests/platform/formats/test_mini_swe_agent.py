@@ -81,6 +81,54 @@ def trajectory(**changes: Any) -> dict[str, Any]:
     return whole | changes
 
 
+RESPONSE: dict[str, Any] = {
+    "id": "resp_1",
+    "object": "response",
+    "model": "gpt-5",
+    "status": "completed",
+    "output": [
+        {
+            "id": "rs_1",
+            "type": "reasoning",
+            "summary": [{"type": "summary_text", "text": "hm"}],
+            "encrypted_content": "x",
+        },
+        {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "I look", "annotations": []}],
+        },
+        *(
+            {"id": f"fc_{c}", "type": "function_call", "call_id": c, "name": "bash", "arguments": '{"command": "ls"}'}
+            for c in ("c1", "c2")
+        ),
+    ],
+    "usage": {"input_tokens": 50, "output_tokens": 7, "input_tokens_details": {"cached_tokens": 40}},
+    "extra": {
+        "actions": [{"command": "ls", "tool_call_id": "c1"}, {"command": "ls", "tool_call_id": "c2"}],
+        "cost": 0.25,
+        "timestamp": 1775795610.5,
+    },
+}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": RESULT["content"], "extra": RESULT["extra"]}
+PICTURE = [
+    {"type": "text", "text": "a picture"},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+]
+RESPONSES: list[dict[str, Any]] = [
+    {"role": "system", "content": "You are"},
+    {"role": "user", "content": PICTURE},
+    RESPONSE,
+    OUTPUT,
+    {**OUTPUT, "call_id": "c2", "output": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "No tool calls found."}]},
+    {**RESPONSE, "output": [{**RESPONSE["output"][1], "content": RESPONSE["output"][1]["content"] * 2}] * 2},
+    {"object": "response", "output": None},
+]
+
+
 REPORT = {"total_instances": 2, "submitted_ids": ["a", "b"], "resolved_ids": ["a"], "unresolved_ids": ["b"]}
 
 
@@ -162,6 +210,50 @@ def test_the_older_messages_without_calls(put: Any) -> None:
 
 
 @pytest.mark.unit
+def test_a_response_of_the_responses_api_is_a_step_of_the_agent(put: Any) -> None:
+    found = record(put, trajectory(messages=RESPONSES))
+    assert "patch" not in found.source
+    assert [step["source"] for step in found.steps] == [
+        *("system", "user", "agent", "tool", "tool", "user", "agent", "agent"),
+    ]
+    _, _, agent, result, parts, _, many, nothing = found.rows.steps
+    assert (agent["message"], agent["reasoning"], agent["model"], agent["cost_usd"]) == ("I look", "hm", "gpt-5", 0.25)
+    assert (agent["prompt_tokens"], agent["completion_tokens"], agent["cached_tokens"]) == (50, 7, 40)
+    call = {"name": "bash", "arguments": '{"command": "ls"}', "arguments_kind": "string"}
+    assert agent["tool_calls"] == [{"id": "c1", **call}, {"id": "c2", **call}]
+    assert "actions" not in json.loads(agent["extra"])["extra"]
+    assert result["tool_results"] == [{"call_id": "c1", "content": RESULT["content"], "is_error": True}]
+    assert "raw_output" not in json.loads(result["extra"])["extra"]
+    assert [part["text"] for part in parts["content_parts"]] == ["a", "b"]
+    assert parts["tool_results"] == [{"call_id": "c2", "content": None, "is_error": True}]
+    assert [part["text"] for part in many["content_parts"]] == ["I look"] * 4
+    assert not nothing.get("message")
+
+
+@pytest.mark.unit
+def test_content_of_parts_is_in_columns(put: Any) -> None:
+    picture, text = PICTURE, PICTURE[:1]
+    messages = [{"role": role, "content": parts} for role in ("user", "assistant", "tool") for parts in (picture, text)]
+    found = record(put, trajectory(messages=[*messages, {"role": "user", "content": []}]))
+    assert "patch" in found.source, "a tool's message has an id"
+    said = [[part["text"] for part in step.get("content_parts") or ()] for step in found.rows.steps]
+    assert said == [["a picture", None], ["a picture"]] * 3 + [[]]
+    answer = {"role": "tool", "tool_call_id": "c1", "content": PICTURE, "extra": {"returncode": 0, "raw_output": "x"}}
+    found = record(put, trajectory(messages=[{"role": "user", "content": PICTURE}, ANSWER, answer]))
+    assert "patch" not in found.source
+    assert found.rows.steps[2]["tool_results"] == [{"call_id": "c1", "content": None, "is_error": False}]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("built", [5, None, "raw_output", ["raw_output"], {"actions": 1}])
+def test_a_key_of_the_source_that_is_named_as_ours_comes_out_again(put: Any, built: Any) -> None:
+    messages = [
+        {**message, "extra": {"built": built, "returncode": 0}} for message in (RESPONSE, OUTPUT, ANSWER, RESULT)
+    ]
+    record(put, trajectory(messages=messages))
+
+
+@pytest.mark.unit
 def test_a_report_of_an_evaluation_is_refused_with_what_to_do(put: Any) -> None:
     path = put(REPORT)
     assert detect(path).name == "mini-swe-agent"
@@ -176,6 +268,7 @@ def test_what_is_no_trajectory_is_refused(put: Any) -> None:
         ({"info": {}}, "has no `messages`, the list of what was said"),
         (trajectory(messages=[5]), "message 1: not an object"),
         (trajectory(messages=[{"role": "x"}]), "message 1: its role is none of"),
+        (trajectory(messages=[{"type": "message", "content": "x"}]), "message 1: its role is none of"),
     ):
         [found] = FORMAT.read(open_source(put(content)))
         assert isinstance(found, Refused)
@@ -184,7 +277,7 @@ def test_what_is_no_trajectory_is_refused(put: Any) -> None:
 
 @pytest.mark.unit
 def test_mutated_trajectories_give_records_and_refusals(tmp_path: Path) -> None:
-    withstand(FORMAT, [trajectory()], tmp_path)
+    withstand(FORMAT, [trajectory(), trajectory(messages=RESPONSES)], tmp_path, 150)
 
 
 def test_the_published_trajectories_come_in_and_out_whole(realdata: Path, tmp_path: Path) -> None:
