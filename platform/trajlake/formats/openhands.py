@@ -118,11 +118,12 @@ def _record(value: Any, key: str) -> Record:
         raise FormatError("not an object: a row of OpenHands' output has history, metadata, test_result, …")
     rest = dict(value)
     history = rest.pop("history", None)
+    source: dict[str, Any] = {}
     if history is None and text_or_none(rest.get("error")):
         history = []  # the evaluation failed before the agent did anything
+        source["null"] = True
     if not isinstance(history, list):
         raise FormatError("has no `history`, the list of its events")
-    source: dict[str, Any] = {}
     if history and all(isinstance(item, list) for item in history):
         source["pairs"] = [len(item) for item in history]
         history = list(_flattened(history))
@@ -392,7 +393,7 @@ def _rebuild(trajectory: Trajectory) -> Any:
     if "pairs" in kept:
         every = iter(events)
         events = [[next(every) for _ in range(length)] for length in kept["pairs"]]
-    row: dict[str, Any] = {"history": events}
+    row: dict[str, Any] = {"history": None if kept.get("null") else events}
     if episode["task_id"] is not None and not kept.get("issue"):
         row["instance_id"] = episode["task_id"]
     if kept.get("instruction"):

@@ -373,6 +373,7 @@ def test_output_of_which_every_first_row_failed_is_known(put: Any) -> None:
     assert detect(path).name == "openhands"
     found = check(FORMAT, path)
     assert [(one.steps, one.end["status"], one.begin["task_id"]) for one in found] == [([], "failed", "pony-1")] * 6
+    assert not any("patch" in one.source for one in found)
     for foreign in (
         {**failed, "error": None},
         {"instance_id": "a", "history": None, "error": "boom"},
