@@ -80,6 +80,12 @@ def test_parts_that_a_tool_returned_are_its_result() -> None:
     assert summary(step) == "← a cat"
 
 
+def test_the_summary_of_a_message_of_parts_is_what_they_say() -> None:
+    assert (
+        summary({"source": "user", "content_parts": [{"text": "look"}, {"type": "image"}, {}]}) == "look [image] [part]"
+    )
+
+
 def test_several_results_in_one_step() -> None:
     results = [{"call_id": "a", "content": "1"}, {"call_id": "b", "content": "2"}]
     text = drawn({"source": "tool", "tool_results": results}, names={"a": "f", "b": "g"})

@@ -80,7 +80,7 @@ def searchable(step: Step) -> str:
 
 
 def summary(step: Step) -> str:
-    """What the step is about in one line: its message, else its calls, results or tensors."""
+    """What the step is about in one line: its message, else its calls, results, tensors or parts."""
     if step.get("message"):
         return str(step["message"])
     if calls := step.get("tool_calls"):
@@ -90,6 +90,8 @@ def summary(step: Step) -> str:
         return " ".join(f"← {result.get('content') or parts}" for result in results)
     if tensors := step.get("tensors"):
         return "  ".join(f"{tensor.get('name')} {' '.join(describe(tensor)[1:])}" for tensor in tensors)
+    if said := step.get("content_parts"):
+        return " ".join(part.get("text") or f"[{part.get('type') or 'part'}]" for part in said)
     return str(step.get("reasoning") or step.get("error") or "")
 
 

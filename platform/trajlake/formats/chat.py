@@ -195,7 +195,7 @@ def _put_content(rest: dict[str, Any], step: dict[str, Any], extra: dict[str, An
         step["message"], extra["content_key"] = rest.pop("refusal"), "refusal"
     elif isinstance(rest.get("audio"), dict) and "content_parts" not in step:
         audio = {"text" if name == "transcript" else name: value for name, value in rest["audio"].items()}
-        if fits_step("content_parts", parts := _parts([{"type": "audio"} | audio])):
+        if fits_step("content_parts", parts := parts_of([{"type": "audio"} | audio])):
             step["content_parts"], extra["content_key"] = parts, "audio"
             del rest["audio"]
 

@@ -33,6 +33,7 @@ _NOT_IN_NAMES = re.compile(r"[^\w.+=@-]+")
 _LONGEST_NAME = 100
 _CHATS = ("openai-chat", "tau-bench", "verifiers")
 _SAYS = ("message", "reasoning", "content_parts", "tool_calls", "tool_results")
+_SAYS_NOTHING = {"episode_id", "step_index", "source", "timestamp", "extra", "restore"}
 
 
 @dataclass(frozen=True)
@@ -191,13 +192,23 @@ def by_columns(one: Trajectory, chosen: Format) -> Trajectory:
         )
     steps: list[dict[str, Any]] = []
     waiting: list[str] = []  # calls without a result so far
+    answered = {result["call_id"] for step in one.steps for result in step["tool_results"] or ()}
     for given in one.steps:
         step = {**given, "extra": None}
+        results = [dict(result) for result in step["tool_results"] or []]
         if step["source"] == "environment":
+            if (
+                step["message"] is None
+                and answered >= {*waiting}
+                and [result["call_id"] for result in results] == [None]
+            ):
+                step |= {"message": results[0]["content"] or None, "tool_results": None}  # an answer to nothing
+                results = []
+            if all(value is None for name, value in step.items() if name not in _SAYS_NOTHING):
+                continue  # what was logged, and is no word to anyone
             step["source"] = "user"
         if step["content_parts"] is not None and chosen.name in _CHATS:
             step["content_parts"] = [_image_url(part) for part in step["content_parts"]]
-        results = [dict(result) for result in step["tool_results"] or ()]
         if step["source"] == "tool" and not results:
             if waiting:
                 results = [{"call_id": None, "content": step["message"], "is_error": None}]

@@ -322,6 +322,54 @@ def test_images_are_as_openai_has_them(imports: Imports, tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize("name", ["tau-bench", "verifiers", "nemo-gym", "verl", "openai-chat"])
+def test_content_of_several_parts_is_in_exports(name: str, put: Any, imports: Imports, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "go"}, *test_mini_swe_agent.RESPONSES[1:5]]
+    paths = [put(test_openhands.PARTS[:5]), put(test_mini_swe_agent.trajectory(messages=messages), "b.json")]
+    imports(*paths).export(tmp_path / "out", format=name)
+    text = json.dumps(rows_of(tmp_path / "out"))
+    assert [text.count(words) for words in ("look", "executed.", "PAGE", "a picture")] == [2, 1, 1, 1]  # and "I look"
+    assert name == "verl" or "https://x/y.png" in text
+
+
+def test_what_an_environment_logged_without_a_word_is_no_message(put: Any, imports: Imports, tmp_path: Path) -> None:
+    silent, state = test_openhands.PARTS[3:5], test_openhands.EVENTS[3]
+    recalled = {**state, "observation": "recall", "content": "Mind the gap."}
+    user, call, result = test_openhands.PARTS[:3]
+    third = [user, *silent, call, *silent, result, *silent]
+    user, call, result = test_openhands.EVENTS[:3]
+    second = [state, user, recalled, call, state, result, state]
+    snapshot = imports(put(third, "a.json"), put(second, "b.json"))
+    snapshot.export(tmp_path / "own", format="openhands")
+    found = values(exported(tmp_path / "own"), "openhands")
+    key = lambda value: json.dumps(value, sort_keys=True)  # noqa: E731
+    assert same(sorted(found, key=key), sorted([*third, *second], key=key))
+    snapshot.export(tmp_path / "out", format="openai-chat")
+    rows = sorted(([*map(said, row["messages"])] for row in rows_of(tmp_path / "out")), key=len)
+    assert rows == [
+        [("user", None), ("assistant", None), ("tool", "t1")],
+        [("user", None), ("user", None), ("assistant", None), ("tool", "t1")],
+    ]
+    assert [message["content"] for row in rows_of(tmp_path / "out") for message in row["messages"]].count("") == 0
+
+
+def said(message: Any) -> tuple[str, str | None]:
+    return message["role"], message.get("tool_call_id")
+
+
+def test_an_environment_answers_calls_that_nothing_else_does(imports: Imports, tmp_path: Path) -> None:
+    def record(writer: Any) -> None:
+        with writer.episode(episode_id="e") as episode:
+            episode.step(tool_calls=[{"id": "c", "name": "look", "arguments": "{}"}])
+            episode.step(source="environment", tool_results=[{"content": ""}], reward=1.0)
+            episode.step(source="environment", reward=0.5)
+
+    imports(record=record).export(tmp_path / "out", format="openai-chat")
+    [row] = rows_of(tmp_path / "out")
+    assert ("tool", "c") in map(said, row["messages"])
+    assert [message.get("reward") for message in row["messages"] if message["role"] == "user"] == [1.0, 0.5]
+
+
 def test_what_one_format_kept_for_itself_is_not_used_by_another(put: Any, imports: Imports, tmp_path: Path) -> None:
     tau = {**test_rebuild.TAU_ROW, "reward": 1, "odd": None}  # kept as a patch
     chat = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}], "score": None}
