@@ -322,7 +322,7 @@ def test_images_are_as_openai_has_them(imports: Imports, tmp_path: Path) -> None
     ]
 
 
-@pytest.mark.parametrize("name", ["tau-bench", "verifiers", "nemo-gym", "verl", "openai-chat"])
+@pytest.mark.parametrize("name", ["atif", "tau-bench", "verifiers", "nemo-gym", "verl", "openai-chat"])
 def test_content_of_several_parts_is_in_exports(name: str, put: Any, imports: Imports, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "go"}, *test_mini_swe_agent.RESPONSES[1:5]]
     paths = [put(test_openhands.PARTS[:5]), put(test_mini_swe_agent.trajectory(messages=messages), "b.json")]
