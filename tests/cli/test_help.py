@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -105,6 +106,16 @@ def test_every_command_stands_in_the_reference_page() -> None:
     text = page()
     for name, _ in all_commands():
         assert f"\n### trajlake {name}\n" in text
+
+
+def test_a_command_that_is_misspelt_is_told_the_right_name(run: Any) -> None:
+    assert "No such command 'statz'. Did you mean stats?" in run("statz", code=2).stderr
+    assert "Did you mean" not in run("xyzzy", code=2).stderr
+
+
+def test_a_spool_that_is_not_there_is_not_taken_for_an_empty_one(run: Any, tmp_path: Path) -> None:
+    missing = tmp_path / "spol"
+    assert f"there is no folder {missing}" in run("--lake", tmp_path, "spool", "recover", missing, code=2).stderr
 
 
 def test_installed_command() -> None:

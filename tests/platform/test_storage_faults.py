@@ -158,7 +158,12 @@ def test_a_server_that_ignores_conditions_is_not_noticed_by_a_put(server: FakeS3
 @pytest.mark.parametrize(
     ("trouble", "error", "words"),
     [
-        (Trouble(403, code="InvalidAccessKeyId"), AccessRefused, "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+        (
+            Trouble(403, code="InvalidAccessKeyId"),
+            AccessRefused,
+            "the keys that were found are not its; set AWS_ACCESS",
+        ),
+        (Trouble(403, code="AccessDenied"), AccessRefused, "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
         (Trouble(403, code="SignatureDoesNotMatch"), AccessRefused, "MINIO_SECRET_KEY"),
         (Trouble(403, code="AccessDenied"), AccessRefused, "on bucket 'bucket'"),
         (Trouble(403, code="RequestTimeTooSkewed"), AccessRefused, "set the clock"),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trajlake.errors import UsageError
 from trajlake_cli.options import lake_option, output_option, where_option
 from trajlake_cli.output import Output, say
 from trajlake_cli.session import Session, pass_session
@@ -73,7 +72,7 @@ def command(
         except click.Abort:
             if sys.stdin.isatty():
                 raise
-            raise UsageError("nothing was removed: where nobody can be asked, --yes says yes") from None
+            raise click.ClickException("nothing was removed: where nobody can be asked, --yes says yes") from None
     done = retract(lake, episode_ids, where=where, reason=reason, for_good=for_good, exports=exports, dry_run=dry_run)
     if output.is_table:
         if dry_run:

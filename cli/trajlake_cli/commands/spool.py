@@ -108,6 +108,8 @@ def recover(session: Session, folder: Path | None, output: Output) -> None:
     from trajlake.ingest.recovery import recover as upload
 
     spool = _spool(folder)
+    if folder is not None and not folder.is_dir():
+        raise click.UsageError(f"there is no folder {folder}")
     lake = session.lake()
     done = upload(lake.store, spool, lake.check().lake_id)
     if output.is_table:

@@ -21,6 +21,7 @@ UNREACHABLE = (NewConnectionError, ConnectTimeoutError, SSLError)
 _PASSING_STATUS = {408, 409, 429, 500, 502, 503, 504, 507}
 _PASSING_CODES = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable"}
 _REFUSING_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
+_WRONG_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch"}
 _ADDRESS = "check that AWS_ENDPOINT_URL is the address of its S3 API"
 
 
@@ -51,6 +52,9 @@ def explain(error: Exception, url: str, bucket: str, name: str | None) -> StoreE
         return AccessRefused(f"{answer}: set the clock of this machine, or of the server")
     if code == "AuthorizationHeaderMalformed":
         return AccessRefused(f"{answer}: set AWS_REGION to the region of the server")
+    if code in _WRONG_KEYS:
+        wrong = "the keys that were found are not its"
+        return AccessRefused(f"{answer} on bucket {bucket!r}: {wrong}; {HOW_TO_SET_CREDENTIALS}")
     if status in {401, 403} or code in _REFUSING_CODES:
         return AccessRefused(f"{answer} on bucket {bucket!r}: {HOW_TO_SET_CREDENTIALS}")
     if status in _PASSING_STATUS or code in _PASSING_CODES:
