@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import trajlake
+from trajlake_cli.progress import progress
 
 pytestmark = pytest.mark.beam
 
@@ -433,6 +434,17 @@ def test_interactive_replay_in_a_terminal(full_lake: str) -> None:
 
 
 @FASTPARQUET_LEAVES_FILES_OPEN
+def test_long_work_without_a_terminal_says_now_and_then_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("trajlake_cli.progress._clock", lambda: now)
+    with progress("export") as report:
+        for now in (1.0, 14.0, 16.0, 20.0, 32.0):
+            report(int(now) * 100, 5000 if now < 30 else None)
+    assert capsys.readouterr() == ("", "export: 1,600 of 5,000\nexport: 3,200\n")
+
+
 def test_progress_is_for_terminals(full_lake: str, tmp_path: Path, run: Any) -> None:
     terminal = Terminal("export", str(tmp_path / "a"), "--lake", full_lake)
     terminal.wait_for("9 episodes")
