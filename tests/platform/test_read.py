@@ -76,6 +76,31 @@ def test_a_filter_is_an_expression_and_nothing_else(lake):
             snapshot.where(condition)
 
 
+def test_texts_are_found_whatever_plane_of_unicode_their_characters_are_of(tmp_path):
+    texts = [chr(plane * 0x10000 + 0x600) + "/1" for plane in (0, 1, 2, 3, 4, 16)]
+    lake = trajlake.create(tmp_path / "lake")
+
+    def record_each(attempt):
+        for text in texts:  # a file of episodes each, so that its least and greatest values are these
+            with (
+                lake.writer(run="run", worker="w") as writer,
+                writer.episode(episode_id=text, task_id=text, attempt=attempt) as episode,
+            ):
+                episode.step(message=text)
+            compact(lake)
+
+    record_each(attempt=0)
+    snapshot = lake.snapshot()
+    for text in texts:
+        for column in ("episode_id", "task_id"):
+            assert snapshot.where(f"{column} = '{text}'").collect()["task_id"].to_list() == [text]
+        assert snapshot.steps.filter(pl.col("episode_id") == text).collect()["message"].to_list() == [text]
+    record_each(attempt=1)
+    episodes, steps = rows(lake)
+    assert sorted(episodes["episode_id"]) == sorted(steps["episode_id"]) == sorted(texts)
+    assert set(episodes["attempt"]) == {1}
+
+
 def test_tags_are_asked_for_by_name(tmp_path):
     lake = trajlake.create(tmp_path / "lake")
     with lake.writer(run="run", worker="w") as writer:

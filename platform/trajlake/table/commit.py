@@ -97,9 +97,7 @@ def _write(table: DeltaTable, name: str, change: Change, application: str, versi
     now = int(time.time() * 1000)
     partitions = partitions_by_path(table) if change.remove else {}
     actions: list[AddAction | RemoveAction] = [
-        AddAction(
-            file.path, file.size, dict(file.partition), now, True, json.dumps(dict(file.statistics), allow_nan=False)
-        )
+        AddAction(file.path, file.size, dict(file.partition), now, True, _as_json(file.statistics))
         for file in change.add
     ]
     actions += [RemoveAction(path, True, now, partition_values=partitions.get(path)) for path in change.remove]
@@ -114,6 +112,11 @@ def _write(table: DeltaTable, name: str, change: Change, application: str, versi
         # That lists the whole log, so it is left to vacuum.
         post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
     )
+
+
+def _as_json(statistics: Mapping[str, Any]) -> str:
+    """Statistics as the log has them: not in ASCII, of which delta-rs reads characters from U+20000 up as others."""
+    return json.dumps(dict(statistics), ensure_ascii=False, allow_nan=False)
 
 
 def active_files(table: DeltaTable) -> pa.Table:
