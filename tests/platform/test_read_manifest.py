@@ -1,6 +1,8 @@
 """Manifests and lineage: the same batch again after the lake was rewritten, and who used an episode."""
 
+import hashlib
 import json
+import shutil
 import time
 
 import pyarrow as pa
@@ -90,6 +92,55 @@ def test_a_manifest_that_was_changed_or_is_none_is_refused(lake, tmp_path):
         read_manifest(tmp_path / "nothing.json")
     with pytest.raises(UsageError, match="cannot be written"):
         drawn(lake, tmp_path / "no" / "m.json")
+
+
+@pytest.mark.parametrize("name", ["lake_id", "snapshot", "seed", "where", "window", "rank"])
+def test_a_manifest_vouches_for_all_that_is_in_it(lake, tmp_path, name):
+    drawn(lake, tmp_path / "m.json", window=Window(2))
+    manifest = json.loads((tmp_path / "m.json").read_text())
+    (tmp_path / "m.json").write_text(json.dumps({**manifest, name: None if name == "window" else "other"}))
+    with pytest.raises(UsageError, match="was changed after it was written"):
+        read_manifest(tmp_path / "m.json")
+
+
+def as_first_written(path):
+    """The manifest as version 1 wrote it: no lake_id, and a digest of the samples alone."""
+    manifest = json.loads(path.read_text())
+    del manifest["lake_id"]
+    digest = hashlib.sha256(json.dumps(manifest["samples"], sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({**manifest, "manifest": 1, "digest": digest}))
+
+
+def test_a_manifest_of_an_earlier_version_draws_the_same(lake, tmp_path):
+    batch = drawn(lake, tmp_path / "m.json", window=Window(2))
+    as_first_written(tmp_path / "m.json")
+    assert open_manifest(lake, read_manifest(tmp_path / "m.json")).samples == batch.samples
+    manifest = json.loads((tmp_path / "m.json").read_text())
+    for damage in ({"window": {"width": 1}}, {"window": 3}, {"samples": [1], "digest": "0" * 64}):
+        (tmp_path / "m.json").write_text(json.dumps({**manifest, **damage}))
+        with pytest.raises(UsageError, match="not a manifest|was changed"):
+            read_manifest(tmp_path / "m.json")
+    del manifest["window"]
+    (tmp_path / "m.json").write_text(json.dumps(manifest))
+    with pytest.raises(UsageError, match="not a manifest"):
+        read_manifest(tmp_path / "m.json")
+
+
+def test_a_manifest_of_another_lake_is_refused(lake, tmp_path):
+    drawn(lake, tmp_path / "m.json", strategy="epochs", count=12)
+    other = trajlake.create(tmp_path / "other")
+    record(other, range(12))
+    compact(other)
+    with pytest.raises(UsageError, match=f"of another lake: it is of {lake.uri}"):
+        open_manifest(other, read_manifest(tmp_path / "m.json"))
+    shutil.rmtree(tmp_path / "lake")
+    anew = trajlake.create(tmp_path / "lake")
+    record(anew, range(12))
+    compact(anew)
+    with pytest.raises(UsageError, match="made anew since"):
+        open_manifest(anew, read_manifest(tmp_path / "m.json"))
+    as_first_written(tmp_path / "m.json")
+    assert len(open_manifest(anew, read_manifest(tmp_path / "m.json"))) == 12
 
 
 def test_every_manifest_and_export_that_used_an_episode_is_known(lake, tmp_path):

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from trajlake.errors import EpisodeMissing, SnapshotExpired, UsageError
 from trajlake.read.batch import Batch
-from trajlake.read.items import Pieces
+from trajlake.read.items import Pieces, Window
 from trajlake.read.lineage import register
 from trajlake.read.sampler import Sample, Sampler
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trajlake.lake import Lake
     from trajlake.read.snapshot import Snapshot
 
-_VERSION = 1
+_VERSION = 2  # of 1 the digest is of the samples alone
 _KEPT = ("attempt", "content_hash")
 
 
@@ -38,25 +38,26 @@ def make_manifest(snapshot: Snapshot, sampler: Sampler, samples: Sequence[Sample
     known = snapshot.collect(snapshot.episodes.select("episode_id", *_KEPT).filter(_among(samples)))
     content = {episode_id: kept for episode_id, *kept in known.iter_rows()}
     listed = [asdict(sample) | dict(zip(_KEPT, content[sample.episode_id], strict=True)) for sample in samples]
-    return {
+    manifest = {
         "manifest": _VERSION,
         "trajlake": version("trajlake"),
         "lake": snapshot.lake.uri,
+        "lake_id": snapshot.lake_id,
         "snapshot": snapshot.token,
         **sampler.recipe.to_json(),
         "rank": sampler.rank,
         "world_size": sampler.world_size,
-        "digest": _digest(listed),
         "samples": listed,
     }
+    return {**manifest, "digest": _digest(manifest)}
 
 
 def _among(samples: Sequence[Sample]) -> pl.Expr:
     return pl.col("episode_id").is_in(list({sample.episode_id for sample in samples}))
 
 
-def _digest(samples: list[dict[str, Any]]) -> str:
-    return hashlib.sha256(json.dumps(samples, sort_keys=True).encode()).hexdigest()
+def _digest(content: dict[str, Any] | list[dict[str, Any]]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_manifest(path: str | Path, snapshot: Snapshot, sampler: Sampler, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -89,12 +90,17 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         manifest = json.loads(Path(path).read_text())
         if manifest["manifest"] > _VERSION:
             raise UsageError(f"{path} was written by a newer version: upgrade trajlake")
-        if _digest(manifest["samples"]) != manifest["digest"]:
+        content = {name: value for name, value in manifest.items() if name != "digest"}
+        if _digest(content["samples"] if manifest["manifest"] < 2 else content) != manifest["digest"]:
             raise UsageError(f"{path} was changed after it was written: its digest does not fit")
         _ = [manifest[name] for name in ("lake", "snapshot", "strategy", "seed")]
+        if manifest["window"] is not None:
+            Window(**manifest["window"])
+        for sample, listed in zip(samples_of(manifest), manifest["samples"], strict=True):
+            _ = sample.episode_id, [listed[name] for name in _KEPT]
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is not a manifest of samples") from error
     return dict(manifest)
 
@@ -106,8 +112,13 @@ def samples_of(manifest: dict[str, Any]) -> list[Sample]:
 
 
 def open_manifest(lake: Lake, manifest: dict[str, Any]) -> Batch:
-    """The batch that a manifest lists, with its steps. Raises EpisodeMissing where an episode is no longer there or is
-    no longer what it was, StoreError."""
+    """The batch that a manifest lists, with its steps. Raises UsageError for a manifest of another lake (those of
+    earlier versions name none), EpisodeMissing where an episode is no longer there or is no longer what it was,
+    StoreError."""
+    lake_id = lake.check().lake_id
+    if manifest.get("lake_id", lake_id) != lake_id:
+        what = f"{lake.uri} was made anew since" if manifest["lake"] == lake.uri else f"it is of {manifest['lake']}"
+        raise UsageError(f"the manifest is of another lake: {what}")
     try:
         batch = _batch(lake.snapshot(manifest["snapshot"]), manifest)
         _ = batch.tables
