@@ -1,9 +1,11 @@
 """Export: shards that look finished only when they are, and that any reader opens."""
 
+import contextlib
 import hashlib
 import io
 import json
 import math
+import shutil
 
 import fastparquet
 import pandas
@@ -14,9 +16,10 @@ import pytest
 from tests.rollouts import record
 
 import trajlake
-from trajlake.errors import ExportError, UsageError
+from trajlake.errors import ExportError, StoreUnavailable, UsageError
+from trajlake.read import lineage, steps_reader
 from trajlake.read import shards as shards_module
-from trajlake.read import steps_reader
+from trajlake.read.lineage import uses_of
 from trajlake_pipelines.compact import compact
 
 pytestmark = pytest.mark.beam
@@ -221,6 +224,121 @@ def test_a_finished_export_is_recognised_and_a_changed_one_refused(snapshot, tmp
     files(tmp_path / "out")[0].write_bytes(b"changed")
     with pytest.raises(ExportError, match="missing or was changed"):
         snapshot.export(tmp_path / "out", shards=2)
+
+
+def made_anew(folder, message, count=4):
+    shutil.rmtree(folder, ignore_errors=True)
+    lake = trajlake.create(folder)
+    record(lake, range(count), message=message)
+    compact(lake)
+    return lake
+
+
+def as_first_written(path):
+    """A plan or a manifest as earlier versions wrote it."""
+    text = json.loads(path.read_text())
+    del text["lake_id"]
+    path.write_text(json.dumps(text))
+
+
+def test_an_export_of_a_lake_that_was_made_anew_since_is_not_taken_for_this_one(tmp_path):
+    made_anew(tmp_path / "lake", "old").snapshot().export(tmp_path / "out", format="jsonl")
+    snapshot = made_anew(tmp_path / "lake", "new").snapshot()
+    with pytest.raises(UsageError, match=f"lake at {snapshot.lake.uri} was made anew after the export to"):
+        snapshot.export(tmp_path / "out", format="jsonl")
+    as_first_written(tmp_path / "out" / "manifest.json")
+    assert snapshot.export(tmp_path / "out", format="jsonl").resumed_shards == 1
+
+
+@pytest.mark.parametrize("first_written", [False, True])
+def test_only_shards_of_the_same_lake_are_gone_on_with(tmp_path, monkeypatch, first_written):
+    monkeypatch.setattr("trajlake.read.export.BATCH", 1)
+    real = shards_module.SHARD_WRITERS["jsonl"]
+
+    def export(lake, shards_until_killed):
+        left = iter(range(shards_until_killed))
+
+        def write(batches, path):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return real(batches, path)
+
+        with monkeypatch.context() as patch:
+            patch.setitem(shards_module.SHARD_WRITERS, "jsonl", write)
+            return lake.snapshot().export(tmp_path / "out", format="jsonl", shards=4)
+
+    lake = made_anew(tmp_path / "lake", "old")
+    with pytest.raises(KeyboardInterrupt):
+        export(lake, 1)
+    lake = made_anew(tmp_path / "lake", "new")
+    with pytest.raises(KeyboardInterrupt):
+        export(lake, 2)
+    if first_written:
+        as_first_written(tmp_path / "out.incomplete" / "plan.json")
+    report = export(lake, 2)
+    assert (report.resumed_shards, report.episodes) == (2, 4)
+    assert all("new" in line for line in lines(report))
+
+
+def uses(lake, folder, episode_id="e0001"):
+    return [(use.part, use.position) for use in uses_of(lake, episode_id) if use.name == str(folder)]
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl", "openai-chat", "atif"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StoreUnavailable("503")])
+def test_an_export_that_was_killed_before_it_was_registered_is_by_the_next_run(tmp_path, monkeypatch, format, error):
+    lake = made_anew(tmp_path / "lake", "x")
+    choices = {"format": format} if format == "atif" else {"format": format, "shards": 3}
+    lake.snapshot().export(tmp_path / "whole", **choices)
+
+    def fails(*_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trajlake.read.export.register", fails)
+        with contextlib.suppress(KeyboardInterrupt):
+            lake.snapshot().export(tmp_path / "out", **choices)
+    assert uses(lake, tmp_path / "out") == []
+    for _ in range(2):
+        assert lake.snapshot().export(tmp_path / "out", **choices).resumed_shards
+        assert uses(lake, tmp_path / "out") == uses(lake, tmp_path / "whole")
+
+
+def test_an_export_of_an_earlier_version_is_not_registered_twice(tmp_path, monkeypatch):
+    lake = made_anew(tmp_path / "lake", "x")
+    real = lineage.register
+
+    def register(lake, kind, name, what, rows):
+        return real(lake, kind, name, {key: value for key, value in what.items() if key != "lake_id"}, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trajlake.read.export.register", register)
+        lake.snapshot().export(tmp_path / "out")
+    as_first_written(tmp_path / "out" / "manifest.json")
+    lake.snapshot().export(tmp_path / "out")
+    assert len(uses(lake, tmp_path / "out")) == 1
+
+
+@pytest.mark.parametrize("destination", [".", "", "here"])
+def test_the_folder_that_an_export_runs_in_is_refused(snapshot, tmp_path, monkeypatch, destination):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UsageError, match="cannot take the place of the folder that it runs in"):
+        snapshot.export(tmp_path / "here" if destination == "here" else destination)
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "3", '"files"'])
+def test_what_is_no_manifest_is_left_alone_and_what_is_no_plan_begun_anew(snapshot, tmp_path, text):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "manifest.json").write_text(text)
+    with pytest.raises(ExportError, match="exists and is no export"):
+        snapshot.export(tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    (tmp_path / "new.incomplete").mkdir()
+    (tmp_path / "new.incomplete" / "plan.json").write_text(text)
+    assert snapshot.export(tmp_path / "new").episodes == 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "out"]
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(snapshot, tmp_path):

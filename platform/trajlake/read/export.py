@@ -29,7 +29,7 @@ import polars as pl
 
 from trajlake.errors import ExportError, StoreError, UsageError
 from trajlake.formats.exporting import export_format, parts_of, write_part
-from trajlake.read.lineage import register
+from trajlake.read.lineage import is_registered, register
 from trajlake.read.shards import SHARD_WRITERS, Batch, ShardFile
 from trajlake.read.snapshot import is_repeat
 from trajlake.read.steps_reader import BATCH
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 _PLAN = "plan.json"
+_NOT_REGISTERED = "%s is finished, but could not be put into the lake's lineage: %s"
 _log = logging.getLogger("trajlake")
 
 
@@ -87,6 +88,7 @@ def export(
     target = Path(destination)
     plan = {
         "lake": snapshot.lake.uri,
+        "lake_id": snapshot.lake_id,
         "snapshot": snapshot.token,
         "where": where,
         "seed": seed,
@@ -94,10 +96,18 @@ def export(
         "shards": shards,
         "unique": unique,
     }
-    if (done := _finished(target, plan)) is not None:
+    done = _finished(target, plan)
+    if done is None and target.exists() and target.samefile("."):
+        raise UsageError(
+            f"an export cannot take the place of the folder that it runs in, {target.absolute()}: name one"
+        )
+    if done is not None and _is_registered(snapshot, target, plan, done.manifest):
         return done
     rows, retracted, repeated = _chosen(snapshot, where, None if foreign else seed, unique)
     parts, how = _parts(snapshot, rows, format, foreign, shards)
+    if done is not None:  # it was killed, or the store was away, when it had just appeared
+        _register(snapshot, target, plan, done.manifest, rows, parts)
+        return done
     work = target.with_name(target.name + ".incomplete")
     with _working_folder(work, plan):
         files, resumed = _write_parts(snapshot, parts, rows, work, on_progress)
@@ -116,24 +126,43 @@ def export(
         for leftover in [work / _PLAN, *work.rglob("*.done")]:
             leftover.unlink()
     _appear(work, target)
-    _register(snapshot, target, plan, rows["episode_id"].gather([*chain(*(part.rows for part in parts))]), files)
+    _register(snapshot, target, plan, manifest, rows, parts)
     return ExportReport(target, manifest, resumed)
 
 
+def _as_registered(target: Path, plan: dict[str, Any], manifest: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """Under what the export stands in the lineage; those of earlier versions without the `lake_id`."""
+    what = {name: manifest[name] for name in (*plan, "files") if name in manifest}
+    return "export", str(target.absolute()), what
+
+
+def _is_registered(snapshot: Snapshot, target: Path, plan: dict[str, Any], manifest: dict[str, Any]) -> bool:
+    """Whether the lineage has the export, or cannot be asked."""
+    try:
+        return is_registered(snapshot.lake, *_as_registered(target, plan, manifest))
+    except StoreError as error:
+        _log.warning(_NOT_REGISTERED, target, error)
+        return True
+
+
 def _register(
-    snapshot: Snapshot, target: Path, plan: dict[str, Any], episode_ids: pl.Series, files: list[ShardFile]
+    snapshot: Snapshot,
+    target: Path,
+    plan: dict[str, Any],
+    manifest: dict[str, Any],
+    rows: pl.DataFrame,
+    parts: list[_Part],
 ) -> None:
     """Put the export into the lake's lineage. A lake that may only be read is no reason to lose the export."""
-    parts = [(file.name, position) for file in files for position in range(file.rows)]
-    used = pl.DataFrame({"episode_id": episode_ids}).with_columns(
-        part=pl.Series([name for name, _ in parts], dtype=pl.String),
-        position=pl.Series([position for _, position in parts], dtype=pl.Int64),
+    places = [(part.name, position) for part in parts for position in range(len(part.rows))]
+    used = rows.select(pl.col("episode_id").gather([*chain(*(part.rows for part in parts))])).with_columns(
+        part=pl.Series([name for name, _ in places], dtype=pl.String),
+        position=pl.Series([position for _, position in places], dtype=pl.Int64),
     )
-    what = {**plan, "files": [asdict(file) for file in files]}
     try:
-        register(snapshot.lake, "export", str(target.absolute()), what, used)
+        register(snapshot.lake, *_as_registered(target, plan, manifest), used)
     except StoreError as error:
-        _log.warning("%s is finished, but could not be put into the lake's lineage: %s", target, error)
+        _log.warning(_NOT_REGISTERED, target, error)
 
 
 def _chosen(snapshot: Snapshot, where: str | None, seed: int | None, unique: bool) -> tuple[pl.DataFrame, int, int]:
@@ -243,9 +272,10 @@ class _Stream:
 
 def _written(note: Path, work: Path) -> list[ShardFile] | None:
     """The files that an earlier export noted, if they are still what they were."""
-    if not note.exists():
+    noted = _read_json(note)
+    if noted is None:
         return None
-    files = [ShardFile(**file) for file in json.loads(note.read_text())]
+    files = [ShardFile(**file) for file in noted]
     if any(not (work / file.name).exists() or file.sha256 != _sha256(work / file.name) for file in files):
         return None
     return files
@@ -257,26 +287,38 @@ def _sha256(path: Path) -> str:
 
 
 def _finished(target: Path, plan: dict[str, Any]) -> ExportReport | None:
-    """The export, where it is there already. Raises ExportError where something else is."""
+    """The export, where it is there already. Raises ExportError where something else is, UsageError where that is an
+    export of a lake that was at this address before."""
     if not target.exists():
         return None
-    manifest_path = target / MANIFEST
-    if manifest_path.is_file():
-        manifest = json.loads(manifest_path.read_text())
-        if all(manifest.get(name) == value for name, value in plan.items()):
-            for file in manifest["files"]:
-                if not (target / file["name"]).is_file() or _sha256(target / file["name"]) != file["sha256"]:
-                    raise ExportError(
-                        f"{target / file['name']} is missing or was changed: remove {target} and export again"
-                    )
-            return ExportReport(target, manifest, len(manifest["files"]))
-        differing = [name for name, value in plan.items() if manifest.get(name) != value]
-        raise ExportError(
-            f"{target} holds another export ({' and '.join(differing)} differ): choose another folder or remove it"
-        )
-    if not target.is_dir() or any(target.iterdir()):
-        raise ExportError(f"{target} exists and is no export: choose another folder or remove it")
-    return None
+    otherwise = "choose another folder or remove it"
+    manifest = _read_json(target / MANIFEST)
+    if not isinstance(manifest, dict) or "files" not in manifest:
+        if not target.is_dir() or any(target.iterdir()):
+            raise ExportError(f"{target} exists and is no export: {otherwise}")
+        return None
+    differing = _differing(plan, manifest)
+    if "lake" not in differing and "lake_id" in differing:
+        raise UsageError(f"the lake at {plan['lake']} was made anew after the export to {target}: {otherwise}")
+    if differing:
+        raise ExportError(f"{target} holds another export ({' and '.join(differing)} differ): {otherwise}")
+    for file in manifest["files"]:
+        if not (target / file["name"]).is_file() or _sha256(target / file["name"]) != file["sha256"]:
+            raise ExportError(f"{target / file['name']} is missing or was changed: remove {target} and export again")
+    return ExportReport(target, manifest, len(manifest["files"]))
+
+
+def _read_json(path: Path) -> Any:
+    """What is written there; None where that is no JSON, or nothing."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _differing(plan: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """What of the plan is another there. Those of earlier versions name no lake_id: they are of the same lake."""
+    return [name for name, value in plan.items() if {"lake_id": plan["lake_id"], **other}.get(name) != value]
 
 
 @contextmanager
@@ -294,12 +336,12 @@ def _working_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
             raise ExportError(
                 f"another process is exporting to {work}: wait for it, or choose another folder"
             ) from None
-        known = work / _PLAN
-        if not known.is_file() or json.loads(known.read_text()) != plan:
-            shutil.rmtree(work)
-            work.mkdir()
-            _write_durably(known, json.dumps(plan))
         try:
+            known = _read_json(work / _PLAN)
+            if not isinstance(known, dict) or _differing(plan, known):
+                shutil.rmtree(work)
+                work.mkdir()
+                _write_durably(work / _PLAN, json.dumps(plan))
             yield
         except OSError as error:
             raise ExportError(f"{work} cannot be written: {error}; run the same command to go on") from error

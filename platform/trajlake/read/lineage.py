@@ -46,10 +46,22 @@ class Use:
     digest: str
 
 
+def is_registered(lake: Lake, kind: str, name: str, what: dict[str, Any]) -> bool:
+    """Whether `register` has put this down before. Raises StoreError."""
+    return lake.store.stat(_key(kind, _digest(kind, name, what))) is not None
+
+
+def _digest(kind: str, name: str, what: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([kind, name, what], sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _key(kind: str, digest: str) -> str:
+    return f"{LINEAGE}/{kind}/{digest}.parquet"
+
+
 def register(lake: Lake, kind: str, name: str, what: dict[str, Any], rows: pl.DataFrame) -> str:
     """Put down that `what` (JSON) used `rows` (episode_id, part, position); the digest. The same again changes nothing.
     Raises StoreError."""
-    digest = hashlib.sha256(json.dumps([kind, name, what], sort_keys=True).encode()).hexdigest()[:24]
     body = {
         "kind": kind,
         "name": name,
@@ -60,7 +72,8 @@ def register(lake: Lake, kind: str, name: str, what: dict[str, Any], rows: pl.Da
     table = rows.sort("episode_id", "position").to_arrow().select(_SCHEMA.names).cast(_SCHEMA)
     sink = pa.BufferOutputStream()
     pq.write_table(table.replace_schema_metadata({META: json.dumps(body).encode()}), sink, compression="zstd")
-    outcome = lake.store.put_if_absent(f"{LINEAGE}/{kind}/{digest}.parquet", bytes(sink.getvalue()))
+    digest = _digest(kind, name, what)
+    outcome = lake.store.put_if_absent(_key(kind, digest), bytes(sink.getvalue()))
     if isinstance(outcome, Unknown):
         raise StoreUnavailable(str(outcome.error)) from outcome.error
     return digest
