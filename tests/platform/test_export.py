@@ -97,6 +97,36 @@ def test_null_nan_and_zero_rewards_stay_apart_in_parquet(snapshot, tmp_path):
     assert (rows["e01"], math.copysign(1, rows["e03"]), rows["e04"]) == (0.0, -1.0, math.inf)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_in_json_is_text_wherever_it_stands(tmp_path, value):
+    text = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
+    lake = trajlake.create(tmp_path / "lake")
+    with lake.writer(run="run", worker="w") as writer:
+        episode = writer.episode(episode_id="e", extra={"deep": [{"x": value}], "lone": "\ud800"})
+        call = {"id": "c", "name": "f", "arguments": {"a": [value]}}
+        episode.step(source="agent", message="m", tool_calls=[call], extra={"x": value}, logprobs=[value])
+        part = {"type": "text", "text": "t", "x": value}
+        episode.step(source="user", content_parts=[part, {"type": "image", "data": b"\0"}])
+        episode.end(reward=value, rewards=[{"name": "r", "value": value}])
+    compact(lake)
+    snapshot = lake.snapshot()
+    record = json.loads(lines(snapshot.export(tmp_path / "jsonl", format="jsonl"))[0])
+    row = pl.read_parquet(files(snapshot.export(tmp_path / "parquet").destination)[0]).to_dicts()[0]
+    assert record["extra"] == {"deep": [{"x": text}], "lone": "\ud800"}
+    assert record["reward"] == text
+    assert record["rewards"] == json.loads(row["rewards"])
+    assert record["rewards"][0]["value"] == text
+    assert record["messages"] == json.loads(row["messages"])
+    agent, user = record["messages"]
+    assert agent["tool_calls"][0]["function"]["arguments"] == {"a": [text]}
+    assert (agent["extra"], agent["logprobs"], user["content"][0]["x"]) == ({"x": text}, [text], text)
+    pytest.importorskip("datasets")
+    from trajlake.adapters.datasets import to_iterable
+
+    (given,) = to_iterable(snapshot.sampler("epochs", epochs=1))
+    assert json.loads(given["messages"][0]["tool_calls"][0]["function"]["arguments"]) == {"a": [text]}
+
+
 def test_messages_are_chat_messages_with_the_rest_beside(snapshot, tmp_path):
     snapshot.export(tmp_path / "out", format="jsonl")
     lines = files(tmp_path / "out")[0].read_text().splitlines()

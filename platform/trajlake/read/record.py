@@ -103,9 +103,17 @@ def _plain(value: Any) -> Any:
 
 def json_line(value: Any) -> str:
     """Compact JSON in readable Unicode; escaped to ASCII where the text holds lone surrogates."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    try:
+        text = _compact(value, ensure_ascii=False)
+    except ValueError:  # NaN or infinities in what was JSON text: arguments, `extra`
+        value = _plain(value)
+        text = _compact(value, ensure_ascii=False)
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+        return _compact(value, ensure_ascii=True)
     return text
+
+
+def _compact(value: Any, *, ensure_ascii: bool) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, separators=(",", ":"), allow_nan=False)
