@@ -158,7 +158,7 @@ def write_part(chosen: Format, part: Part, batches: Iterable[Batch], path: Path)
             file.flush()
             os.fsync(file.fileno())
         read = 0
-        for item in chosen.read(open_source(path)):
+        for item in chosen.read(open_source(path)) if counts["rows"] else ():  # an empty file is none to import
             if isinstance(item, Refused):
                 raise ExportError(f"{path.name}: {item.row} does not read back: {item.reason}")
             read += 1

@@ -408,6 +408,27 @@ def test_rows_are_split_into_shards_in_the_order_of_their_file(put: Any, imports
     assert same(rows_of(tmp_path / "out"), rows)
 
 
+@pytest.mark.parametrize("name", [name for name in FORMATS if not format_named(name).one_file_each])
+def test_more_shards_than_episodes_are_made_and_are_empty(
+    put: Any, imports: Imports, tmp_path: Path, name: str
+) -> None:
+    def record(writer: trajlake.Writer) -> None:
+        with writer.episode(episode_id="column", task_id="1") as episode:
+            episode.step(source="user", message="hi")
+            episode.step(source="agent", message="ho")
+            episode.end(reward=1.0)
+
+    snapshot = imports(*(put(content, file) for file, content in FILES[name]), record=record)
+    where = f"source_format = '{name}' OR source_format IS NULL"
+    report = snapshot.export(tmp_path / "out", format=name, shards=7, where=where)
+    counts = [file["rows"] for file in report.manifest["files"]]
+    assert len(counts) == 7
+    assert sum(counts) == report.episodes == report.manifest["as_imported"] + report.manifest["of_columns"] > 1
+    for path, count in zip(exported(tmp_path / "out"), counts, strict=True):
+        text = path.read_text()
+        assert len(json.loads(text) if path.suffix == ".json" else text.splitlines()) == count
+
+
 def test_files_of_many_episodes_are_planned_without_a_frame_for_each(
     imports: Imports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
