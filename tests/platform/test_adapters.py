@@ -233,6 +233,48 @@ def test_a_stream_of_huggingface_datasets_gives_the_same_episodes(lake, huggingf
     assert {row["episode_id"]: row["n"] for row in counted}["e3"] == 4
 
 
+@pytest.mark.parametrize("strategy", ["epochs", "prioritized", "group"])
+def test_huggingface_datasets_have_what_the_reader_would_draw_from_where_it_is(lake, huggingface, strategy):
+    from trajlake.adapters.datasets import to_dataset, to_iterable
+
+    choices = {"seed": 5, "where": "group_id IS NOT NULL"}
+    choices |= {"max_times_sampled": 2} if strategy == "prioritized" else {"epochs": 2}
+
+    def names(rows):
+        return [row["episode_id"] for row in rows]
+
+    for rank in range(3):
+        sampler = lake.snapshot().sampler(strategy, **choices, rank=rank, world_size=3)
+        for draws in (0, 1, 2):
+            if (drawn := sampler.take(draws)[-1:]) and strategy == "prioritized":
+                sampler.update_priorities(drawn, [7.0])
+            state = sampler.state_dict()
+            if sampler.left <= rank:
+                break
+            table = names(to_dataset(sampler))
+            streamed, parts = names(to_iterable(sampler)), names(to_iterable(sampler, shards=2))
+            assert sampler.state_dict() == state
+            expected = [sample.episode_id for sample in sampler.take(100)]
+            assert table == streamed == expected != []
+            assert sorted(parts) == sorted(expected)
+            sampler.load_state_dict(state)
+        sampler.take(100)
+        assert names(to_iterable(sampler, shards=2)) == []
+        with pytest.raises(UsageError, match="nothing is left for this reader to draw"):
+            to_dataset(sampler)
+
+
+@pytest.mark.parametrize("shards", [0, -1])
+def test_huggingface_datasets_of_no_shards_are_refused(lake, huggingface, shards):
+    from trajlake.adapters.datasets import to_dataset, to_iterable
+
+    sampler = lake.snapshot().sampler("epochs", epochs=1)
+    with pytest.raises(UsageError, match="must be at least 1"):
+        to_iterable(sampler, shards=shards)
+    with pytest.raises(UsageError, match="must be at least 1"):
+        to_dataset(sampler, batch_size=shards)
+
+
 def test_a_table_of_huggingface_datasets_has_chat_messages_as_structs(tmp_path, huggingface):
     from trajlake.adapters.datasets import to_dataset
 
@@ -347,6 +389,10 @@ def test_the_readers_of_all_ranks_and_workers_share_one_sequence(monkeypatch, la
             parts.append([each.episode_id for batch in dataset for each in batch.samples])
     assert sorted(map(len, parts)) == [2, 2, 3, 3]
     assert sorted(name for part in parts for name in part) == [f"e{number}" for number in range(10)]
+    ranked = lake.snapshot().sampler("epochs", epochs=1, rank=1, world_size=2)
+    TrajectoryDataset(ranked, batch_size=2, rank=1, world_size=2)
+    with pytest.raises(UsageError, match="reader 1 of 2: give rank and world_size to the dataset"):
+        TrajectoryDataset(ranked, batch_size=2)
     worker.id, worker.num_workers = 0, 1
     rows = list(TrajectoryDataset(sampler, batch_size=4, collate=pad(max_tokens=8)))
     assert [row["input_ids"].shape for row in rows] == [(4, 8), (4, 8), (2, 8)]

@@ -25,10 +25,12 @@ COLUMNS = ("episode_id", "task_id", "group_id", "policy_version", "reward", "suc
 _TEXTS = ("role", "content", "reasoning_content", "tool_call_id")
 
 
-def records(opening: Opening, shards: list[tuple[int, int]], batch_size: int) -> Iterator[dict[str, Any]]:
+def records(
+    opening: Opening, shards: list[tuple[int, int]], batch_size: int, state: dict[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
     """One record a sample: COLUMNS and `messages`."""
     for rank, world_size in shards:
-        with opening.open(rank, world_size).batches(batch_size) as batches:
+        with opening.open(rank, world_size, state).batches(batch_size) as batches:
             for batch in batches:
                 for sample, trajectory in zip(batch.samples, batch, strict=True):
                     known = {**trajectory.episode, "probability": sample.probability, "weight": sample.weight}
@@ -64,17 +66,22 @@ def _text(text: str) -> str:
 
 
 def to_iterable(sampler: Sampler, *, shards: int = 1, batch_size: int = 64) -> datasets.IterableDataset:
-    """The sampler as a `datasets.IterableDataset` of `shards` disjoint parts, which its workers share.
+    """The sampler as a `datasets.IterableDataset` of `shards` disjoint parts, which its workers share: what this reader
+    (`rank` of `world_size`) would draw from where it is now. The sampler itself stays there.
 
-    Only for strategies that end, or with `.take(n)`. Raises UsageError where datasets is not installed.
+    Only for strategies that end, or with `.take(n)`. Raises UsageError, also where datasets is not installed.
     """
     return _datasets().IterableDataset.from_generator(records, **_arguments(sampler, shards, batch_size))
 
 
 def to_dataset(sampler: Sampler, *, batch_size: int = 64) -> datasets.Dataset:
-    """All that the sampler draws as a `datasets.Dataset`; the same draws of the same snapshot are read once and then
-    taken from its cache folder. Only for strategies that end. Raises UsageError where datasets is not installed."""
-    return _datasets().Dataset.from_generator(records, **_arguments(sampler, 1, batch_size))
+    """All that the sampler would draw from where it is now as a `datasets.Dataset`; the same draws of the same snapshot
+    are read once and then taken from its cache folder. Only for strategies that end. Raises UsageError, also where
+    datasets is not installed."""
+    arguments = _arguments(sampler, 1, batch_size)
+    if sampler.left <= sampler.rank:
+        raise UsageError("nothing is left for this reader to draw, and a table without rows cannot be made")
+    return _datasets().Dataset.from_generator(records, **arguments)
 
 
 def _datasets() -> Any:
@@ -86,6 +93,8 @@ def _datasets() -> Any:
 
 
 def _arguments(sampler: Sampler, shards: int, batch_size: int) -> dict[str, Any]:
+    if shards < 1 or batch_size < 1:
+        raise UsageError(f"shards and batch_size must be at least 1, not {shards} and {batch_size}")
     value = _datasets().Value
     text = value("string")
     call = {"id": text, "type": text, "function": {"name": text, "arguments": text}}
@@ -96,7 +105,8 @@ def _arguments(sampler: Sampler, shards: int, batch_size: int) -> dict[str, Any]
     )
     arguments = {
         "opening": Opening.of(sampler),
-        "shards": [(rank, shards) for rank in range(shards)],
+        "shards": [(sampler.rank + part * sampler.world_size, sampler.world_size * shards) for part in range(shards)],
         "batch_size": batch_size,
+        "state": sampler.state_dict(),
     }
     return {"features": features, "gen_kwargs": arguments}

@@ -4,7 +4,8 @@
     dataset = TrajectoryDataset(sampler, batch_size=64, rank=rank, world_size=world_size, collate=pad(max_tokens=4096))
     loader = DataLoader(dataset, batch_size=None, num_workers=4, multiprocessing_context="forkserver")
 
-An iteration begins at the beginning: one over `epochs` is endless and shuffles each epoch anew.
+An iteration begins at the beginning, wherever the sampler is: one over `epochs` is endless and shuffles each epoch
+anew.
 
 Needs torch (`pip install 'trajlake[torch]'`).
 """
@@ -43,6 +44,8 @@ class TrajectoryDataset(_Base):
     loader `batch_size=None`, and where it has workers a `multiprocessing_context` of `forkserver` or `spawn`: a forked
     worker cannot read and says so. Errors of a worker reach the loader's caller.
 
+    `rank` and `world_size` are given here and not to the sampler: one of another rank is refused with UsageError.
+
     Every iteration reads anew from the snapshot, so priorities are those of the table: to update them, draw in the
     trainer's own process (`sampler.batches`).
     """
@@ -59,6 +62,10 @@ class TrajectoryDataset(_Base):
         drop_last: bool = False,
     ) -> None:
         super().__init__()
+        if (sampler.rank, sampler.world_size) not in {(0, 1), (rank, world_size)}:
+            raise UsageError(
+                f"the sampler is reader {sampler.rank} of {sampler.world_size}: give rank and world_size to the dataset"
+            )
         self._opening = Opening.of(sampler)
         self._batch_size = batch_size
         self._rank, self._world_size = rank, world_size
