@@ -112,7 +112,7 @@ def condition_of(
     """The condition of --where, --run, --failed and --status together. Raises QueryError with what is wrong in `where`,
     UsageError for a run that is not there."""
     conditions = []
-    if where:
+    if where and where.strip():
         snapshot.where(where)  # here it is checked by itself, so that the error speaks of nothing else
         conditions.append(where)
     if failed:
@@ -124,7 +124,11 @@ def condition_of(
         conditions.append(f"run_id IN ({', '.join(map(literal, runs))})")
     if status:
         conditions.append(f"status IN ({', '.join(map(literal, status))})")
-    return " AND ".join(f"({each})" for each in conditions) if len(conditions) > 1 else next(iter(conditions), None)
+    if len(conditions) < 2:
+        return next(iter(conditions), None)
+    from trajlake.read.tags import in_brackets
+
+    return " AND ".join(map(in_brackets, conditions))
 
 
 def about_repeats(count: int) -> str:

@@ -107,6 +107,19 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(ask: Any) -> None:
     assert "there is agents, control" in ask("episodes", "--run", "zzz", code=1).stderr
 
 
+def test_a_condition_that_ends_with_a_comment_goes_with_other_options(ask: Any, tmp_path: Path) -> None:
+    for where in ("success -- solved", "success /* solved */"):
+        alone = rows(ask("episodes", "--where", where, "-o", "json"))
+        agents = rows(ask("episodes", "--where", where, "--run", "agents", "-o", "json"))
+        assert agents == [row for row in alone if row["run_id"] == "agents"] != []
+        assert agents[0]["episode_id"] in ask("replay", "--where", where, "--run", "agents", "--limit", "0").stdout
+    assert ask("replay", "--where", " ", "--limit", "1").stdout
+    assert rows(ask("episodes", "--where", " ", "-o", "json")) == rows(ask("episodes", "-o", "json"))
+    for more in ((), ("--run", "agents")):
+        error = ask("episodes", "--where", "success AS solved", *more, code=1).stderr
+        assert "trajlake: 'success AS solved' is not only a condition, it has a name" in error
+
+
 def test_short_names_of_columns(ask: Any) -> None:
     found = rows(ask("episodes", "--columns", "run,policy,env", "--sort", "-run", "--limit", "1", "-o", "json"))
     assert list(found[0]) == ["run_id", "policy_name", "env_name"]

@@ -78,6 +78,8 @@ def command(
       trajlake --lake ./lake episodes --where "task_id = '17' AND reward > 0.5"
       trajlake --lake ./lake episodes --columns episode_id,reward,tags --output jsonl
     """
+    from trajlake.read.tags import in_brackets
+
     snapshot = session.snapshot(token)
     known = snapshot.episodes.collect_schema().names()
     wanted = known if columns == ["all"] else resolve_columns(columns or DEFAULT_COLUMNS, known)
@@ -85,7 +87,7 @@ def command(
     condition = condition_of(snapshot, where, runs, failed, status)
     if limit is None:
         limit = _TABLE_LIMIT if output.is_table else 0
-    source = "FROM episodes" + (f" WHERE ({condition})" if condition else "")
+    source = "FROM episodes" + (f" WHERE {in_brackets(condition)}" if condition else "")
     total = snapshot.query(f"SELECT count(*) AS n {source}").item()
     order = ", ".join(
         f"{key} {'DESC' if given.startswith('-') else 'ASC'} NULLS LAST"

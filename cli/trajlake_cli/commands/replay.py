@@ -105,7 +105,9 @@ def command(
 
 def _choose(snapshot: Snapshot, condition: str | None, limit: int) -> tuple[list[str], int]:
     """The newest ids that fit, and how many fit."""
-    source = f"FROM episodes WHERE ({condition})"
+    from trajlake.read.tags import in_brackets
+
+    source = "FROM episodes" + (f" WHERE {in_brackets(condition)}" if condition else "")
     matching: int = snapshot.query(f"SELECT count(*) AS n {source}").item()
     sql = f"SELECT episode_id {source} ORDER BY started_at DESC NULLS LAST, episode_id"
     return snapshot.query(f"{sql} LIMIT {limit}" if limit else sql)["episode_id"].to_list(), matching

@@ -105,7 +105,7 @@ def columns_of(recipe: Recipe) -> list[pl.Expr]:
     """What has to be selected from `episodes` for this recipe. Raises QueryError for wrong SQL in the strategy."""
     try:
         special = recipe.strategy.columns()
-    except pl.exceptions.PolarsError as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise QueryError(f"strategy {recipe.strategy.name}: {error}") from error
     names = dict.fromkeys((*_ALWAYS, *(recipe.normalize_reward or ())))
     return [column(name) for name in names if name not in special] + [

@@ -317,6 +317,10 @@ def _reading(snapshot: Snapshot) -> Iterator[None]:
         raise QueryError(f"no column has a field {name!r}: the tag of that name is tags[{name!r}]") from error
     except pl.exceptions.PolarsError as error:
         raise QueryError(_one_line(error)) from error
+    except pl.exceptions.PanicException as error:  # which is no Exception
+        raise QueryError(
+            f"Polars cannot do this, and does not say why ({_one_line(error)}): write it otherwise"
+        ) from error
 
 
 def _gone(snapshot: Snapshot, error: Exception) -> SnapshotExpired | StoreError:
@@ -343,7 +347,7 @@ def _unknown_column(text: str) -> str:
     return f"unknown column {match[1]!r}: {hint}`trajlake schema show` lists them all; a text is written '{match[1]}'"
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     """Polars' words without the plan that it prints below them, and without its own names for things."""
     words = " ".join(str(error).split("\n\n")[0].split())
     if match := re.fullmatch(r"relation '(.*)' was not found", words):

@@ -10,6 +10,8 @@ import re
 
 import polars as pl
 
+from trajlake.errors import QueryError
+
 # Texts and quoted names come first: what they hold is no tag.
 _TAG = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\btags\s*\[\s*('(?:[^']|'')*')\s*\]""", re.IGNORECASE)
 
@@ -46,6 +48,18 @@ def column(name: str) -> pl.Expr:
 
 
 def filtered(episodes: pl.LazyFrame, condition: str) -> pl.LazyFrame:
-    """The rows of `episodes` that satisfy a condition in SQL. Raises Polars' errors."""
+    """The rows of `episodes` that satisfy a condition in SQL. Raises Polars' errors, QueryError for one with a name."""
     frame, sql, tags = with_tags(episodes, condition)
-    return frame.filter(pl.sql_expr(sql)).drop(tags)
+    expression = pl.sql_expr(sql)
+    try:
+        pl.sql_expr(in_brackets(sql))
+    except pl.exceptions.PolarsError as error:
+        raise QueryError(
+            f"{condition!r} is not only a condition, it has a name: leave out AS and what follows"
+        ) from error
+    return frame.filter(expression).drop(tags)
+
+
+def in_brackets(condition: str) -> str:
+    """A condition as part of another; what it ends with may be a comment."""
+    return f"({condition}\n)" if "--" in condition else f"({condition})"
