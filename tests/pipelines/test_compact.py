@@ -239,7 +239,8 @@ def test_scores_that_arrive_late_are_on_the_row_and_a_repeated_one_corrects_itse
         writer.score("e0001", "style", 0.75, kind="judged")
         writer.score("e0002", "reward", 0.5)
         writer.score("e0002", "success", 1.0)
-        writer.score("e0000", "success", 0.5)  # no verdict, so a component only
+        # As older writers let through: no verdict, so a component only.
+        writer.record("score", "e0000", 0, {"name": "success", "value": 0.5})
         writer.score("e9999", "style", 1.0)
     report = compact(lake)
     assert (report.scores, report.pending_events) == (5, 1)
