@@ -1,10 +1,12 @@
 """`retract`: episodes go for good, from every place that held them, and stay away."""
 
 import pytest
+from click.testing import CliRunner
 from tests.rollouts import assert_sound, record, record_episode
 
 import trajlake
 from trajlake.errors import EpisodeMissing, TrajlakeError, UsageError
+from trajlake_cli.main import cli
 from trajlake_pipelines import retract_job
 from trajlake_pipelines.compact import compact
 from trajlake_pipelines.optimize import optimize
@@ -99,6 +101,19 @@ def test_a_segment_that_others_need_is_named_and_goes_later(lake):
     assert lake.snapshot().episode("e0021").episode["n_steps"] == 3
     assert retract(lake, ["e0020"], reason="x", for_good=True).waiting == []
     assert holders(lake, "e0020") == ([], [])
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_an_export_that_holds_one_and_is_asked_for_again_says_so(lake, tmp_path, for_good):
+    snapshot = lake.snapshot()
+    assert not snapshot.export(tmp_path / "out").retracted_since
+    assert not snapshot.export(tmp_path / "out").retracted_since
+    retract(lake, ["e0003"], reason="x", for_good=for_good)
+    assert list(snapshot.export(tmp_path / "out").retracted_since) == ["e0003"]
+    result = CliRunner().invoke(
+        cli, ["--lake", lake.uri, "export", str(tmp_path / "out"), "--snapshot", snapshot.token]
+    )
+    assert "warning: 1 episode of it was retracted since (e0003): remove it, and export the newest" in result.stderr
 
 
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])

@@ -264,6 +264,14 @@ def test_huggingface_datasets_have_what_the_reader_would_draw_from_where_it_is(l
             to_dataset(sampler)
 
 
+def test_a_table_of_what_never_ends_is_refused(lake, huggingface):
+    from trajlake.adapters.datasets import to_dataset
+
+    with pytest.raises(UsageError, match="uniform never ends, and a table must"):
+        to_dataset(lake.snapshot().sampler("uniform"))
+    assert len(to_dataset(lake.snapshot().sampler("uniform", max_times_sampled=1))) > 0
+
+
 @pytest.mark.parametrize("shards", [0, -1])
 def test_huggingface_datasets_of_no_shards_are_refused(lake, huggingface, shards):
     from trajlake.adapters.datasets import to_dataset, to_iterable

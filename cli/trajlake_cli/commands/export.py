@@ -20,9 +20,12 @@ from trajlake_cli.options import (
 from trajlake_cli.output import Output, say
 from trajlake_cli.progress import progress
 from trajlake_cli.session import Session, pass_session
+from trajlake_cli.text import one_line
 
 if TYPE_CHECKING:
     from trajlake import Snapshot
+
+_SHOWN = 5  # ids in a line
 
 
 def _format_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -94,6 +97,10 @@ def command(
     output.rows(files, list(files[0]), ("sha256",))
     if done.resumed_shards:
         say(f"{done.resumed_shards} of {len(files)} shards were there already, and are unchanged")
+    if since := done.retracted_since:
+        verb = "episode of it was" if len(since) == 1 else "episodes of it were"
+        shown = ", ".join(map(one_line, since[:_SHOWN])) + (", …" if len(since) > _SHOWN else "")
+        say(f"warning: {len(since):,} {verb} retracted since ({shown}): remove it, and export the newest snapshot")
     retracted, repeated = done.manifest["left_out_retracted"], done.manifest.get("left_out_repeated", 0)
     say(
         f"{done.episodes:,} episodes"

@@ -11,6 +11,7 @@ parts that are not text) is left out: `trajlake export` has it all. Needs datase
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from trajlake.adapters.opening import Opening
@@ -78,6 +79,11 @@ def to_dataset(sampler: Sampler, *, batch_size: int = 64) -> datasets.Dataset:
     """All that the sampler would draw from where it is now as a `datasets.Dataset`; the same draws of the same snapshot
     are read once and then taken from its cache folder. Only for strategies that end. Raises UsageError, also where
     datasets is not installed."""
+    if sampler.left == inf:
+        raise UsageError(
+            f"{sampler.strategy} never ends, and a table must: use to_iterable(sampler).take(n), max_times_sampled, or "
+            "epochs with a number of them"
+        )
     arguments = _arguments(sampler, 1, batch_size)
     if sampler.left <= sampler.rank:
         raise UsageError("nothing is left for this reader to draw, and a table without rows cannot be made")

@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -29,9 +29,9 @@ import polars as pl
 
 from trajlake.errors import ExportError, StoreError, UsageError
 from trajlake.formats.exporting import export_format, parts_of, write_part
-from trajlake.read.lineage import is_registered, register
+from trajlake.read.lineage import episodes_of, is_registered, register
 from trajlake.read.shards import SHARD_WRITERS, Batch, ShardFile
-from trajlake.read.snapshot import is_repeat
+from trajlake.read.snapshot import USABLE, is_repeat
 from trajlake.read.steps_reader import BATCH
 
 if TYPE_CHECKING:
@@ -46,11 +46,13 @@ _log = logging.getLogger("trajlake")
 
 @dataclass(frozen=True)
 class ExportReport:
-    """A finished export: where it is, what its manifest says, and how many of its shards an earlier try had made."""
+    """A finished export: where it is, what its manifest says, and how many of its shards an earlier try had made. Where
+    all were there, `retracted_since` are the ids of its episodes that must not be used any more."""
 
     destination: Path
     manifest: dict[str, Any]
     resumed_shards: int
+    retracted_since: Sequence[str] = ()
 
     @property
     def episodes(self) -> int:
@@ -102,12 +104,12 @@ def export(
             f"an export cannot take the place of the folder that it runs in, {target.absolute()}: name one"
         )
     if done is not None and _is_registered(snapshot, target, plan, done.manifest):
-        return done
+        return replace(done, retracted_since=_retracted_since(snapshot, target, plan, done.manifest))
     rows, retracted, repeated = _chosen(snapshot, where, None if foreign else seed, unique)
     parts, how = _parts(snapshot, rows, format, foreign, shards)
     if done is not None:  # it was killed, or the store was away, when it had just appeared
         _register(snapshot, target, plan, done.manifest, rows, parts)
-        return done
+        return replace(done, retracted_since=_retracted_since(snapshot, target, plan, done.manifest))
     work = target.with_name(target.name + ".incomplete")
     with _working_folder(work, plan):
         files, resumed = _write_parts(snapshot, parts, rows, work, on_progress)
@@ -143,6 +145,18 @@ def _is_registered(snapshot: Snapshot, target: Path, plan: dict[str, Any], manif
     except StoreError as error:
         _log.warning(_NOT_REGISTERED, target, error)
         return True
+
+
+def _retracted_since(snapshot: Snapshot, target: Path, plan: dict[str, Any], manifest: dict[str, Any]) -> Sequence[str]:
+    """The ids of the export's episodes that the newest snapshot has as retracted, or not at all."""
+    try:
+        ids = episodes_of(snapshot.lake, *_as_registered(target, plan, manifest))
+    except StoreError as error:
+        _log.warning(_NOT_REGISTERED, target, error)
+        return ()
+    newest = snapshot.lake.snapshot()
+    usable = newest.episodes.filter(USABLE & pl.col("episode_id").is_in(ids)).select("episode_id")
+    return sorted(set(ids) - set(newest.collect(usable)["episode_id"]))
 
 
 def _register(

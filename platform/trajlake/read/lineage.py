@@ -51,6 +51,14 @@ def is_registered(lake: Lake, kind: str, name: str, what: dict[str, Any]) -> boo
     return lake.store.stat(_key(kind, _digest(kind, name, what))) is not None
 
 
+def episodes_of(lake: Lake, kind: str, name: str, what: dict[str, Any]) -> list[str]:
+    """The ids of the episodes that a registered use has, each once. Raises StoreError."""
+    key = _key(kind, _digest(kind, name, what))
+    found = pq.read_table(pa.BufferReader(lake.store.get(key)), columns=["episode_id"])
+    ids: list[str] = found["episode_id"].unique().to_pylist()
+    return ids
+
+
 def _digest(kind: str, name: str, what: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([kind, name, what], sort_keys=True).encode()).hexdigest()[:24]
 
