@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trajlake.ingest.segment import EVENT_SCHEMA, SegmentName
-from trajlake.table.rewrite import NO_REASON
+from trajlake.table.rewrite import APPLIED, NO_REASON
 from trajlake.table.rows import merged_objects
 from trajlake.table.sealed import NO_END, what_is_missing
 from trajlake.table.sizes import whole
@@ -144,8 +144,16 @@ def _keys(segments: Sequence[tuple[PlannedSegment, pa.Table]], events: pa.Table)
             "segment": range(len(names)),
             "writer": [numbers[name.run_id, name.worker_id, name.epoch] for name in names],
             "epoch": [name.epoch for name in names],
+            "landed_at": [segment.modified_at for segment, _ in segments],
+            "again": [segment.again for segment, _ in segments],
         },
-        schema={"segment": pl.Int32, "writer": pl.Int32, "epoch": pl.Int32},
+        schema={
+            "segment": pl.Int32,
+            "writer": pl.Int32,
+            "epoch": pl.Int32,
+            "landed_at": pl.Int64,
+            "again": pl.Boolean,
+        },
     )
     return (
         keys.with_columns(said=said, segment=pl.Series(np.repeat(np.arange(len(names)), lengths), dtype=pl.Int32))
@@ -312,13 +320,14 @@ def _merge_json(first: pa.Array, second: pa.Array) -> pa.Array:
 
 
 def _apply_late(events: pa.Table, unique: pl.DataFrame, merged: Merged, known: Mapping[str, KnownEpisode]) -> None:
-    """Scores and retractions: onto rows of this unit, or left for rows that the table has, or pending."""
-    late = unique.filter(pl.col("kind").is_in(["score", "retract"])).sort(["writer", "sequence"])
+    """Scores and retractions: onto rows of this unit, or left for rows that the table has, or pending. Of several the
+    last that landed counts, by the clock of the store."""
+    late = unique.filter(pl.col("kind").is_in(["score", "retract"])).sort(["landed_at", "writer", "sequence"])
     if late.is_empty():
         return
     here = set(merged.episodes["episode_id"].to_pylist())
     begun = set(merged.decisions.pending)
-    for kind, episode_id, row in late.select(["kind", "episode_id", "row"]).iter_rows():
+    for kind, episode_id, row, again in late.select(["kind", "episode_id", "row", "again"]).iter_rows():
         if episode_id not in here and episode_id not in known:
             merged.sums.pending_events += 1
             merged.decisions.pending.append(episode_id)
@@ -326,7 +335,9 @@ def _apply_late(events: pa.Table, unique: pl.DataFrame, merged: Merged, known: M
                 merged.decisions.unknown.append(episode_id)
         elif kind == "score":
             merged.sums.scores += 1
-            merged.late_scores.setdefault(episode_id, []).append(events["score"][row].as_py())
+            # With a segment that is read again come scores that the table's row has, or has others for by now.
+            applied = {APPLIED: True} if again and episode_id in known else {}
+            merged.late_scores.setdefault(episode_id, []).append(events["score"][row].as_py() | applied)
         else:
             merged.sums.retractions += 1
             merged.late_retractions[episode_id] = events["retract"][row].as_py()["reason"] or NO_REASON

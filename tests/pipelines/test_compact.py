@@ -259,6 +259,61 @@ def test_scores_that_arrive_late_are_on_the_row_and_a_repeated_one_corrects_itse
     assert states(lake) == {"consumed": 3}
 
 
+def attempted(lake, attempt, **outcome):
+    with lake.writer("run", f"w{attempt}") as writer:
+        episode = writer.episode(episode_id="e", attempt=attempt)
+        episode.step(message="m")
+        episode.end(**outcome)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_later_attempt_keeps_what_it_was_judged_itself(lake, at_once):
+    attempted(lake, 0, reward=0.0, success=False, rewards={"success": 0.0, "reward": 0.0, "format": 0.2})
+    if not at_once:
+        compact(lake)
+    attempted(lake, 1, reward=1.0, success=True, rewards={"success": 1.0, "format": 0.9})
+    compact(lake)
+    row = lake.snapshot().episode("e").episode
+    assert (row["attempt"], row["reward"], row["success"]) == (1, 1.0, True)
+    assert {part["name"]: part["value"] for part in row["rewards"]} == {"success": 1.0, "format": 0.9}
+
+
+def test_a_later_attempt_keeps_the_scores_that_it_has_none_of(lake):
+    attempted(lake, 0)
+    with lake.scores("run") as scores:
+        scores.add("e", "reward", 0.5)
+        scores.add("e", "judge", 0.7)
+    compact(lake)
+    attempted(lake, 1)
+    compact(lake)
+    row = lake.snapshot().episode("e").episode
+    assert (row["attempt"], row["reward"]) == (1, 0.5)
+    assert {part["name"]: part["value"] for part in row["rewards"]} == {"reward": 0.5, "judge": 0.7}
+
+
+@pytest.mark.parametrize("corrector", ["a", "z"])
+def test_the_score_that_landed_last_counts_whoever_sent_it(lake, corrector):
+    writer = lake.writer("run", "m")
+    episode = writer.episode(episode_id="open")
+    episode.step(message="a")
+    writer.score("open", "judge", 0.3)
+    writer.score("unknown", "judge", 0.3)
+    writer.flush()
+    compact(lake, stale_after=0.0)
+    time.sleep(1.1)  # servers tell times in seconds
+    with lake.writer("run", corrector) as other:
+        other.score("open", "judge", 0.9)
+        other.score("unknown", "judge", 0.9)
+    compact(lake)
+    episode.end()
+    writer.episode(episode_id="unknown").end()
+    writer.close()
+    compact(lake)
+    snapshot = lake.snapshot()
+    for episode_id in ("open", "unknown"):
+        assert [part["value"] for part in snapshot.episode(episode_id).episode["rewards"]] == [0.9], episode_id
+
+
 def test_scores_of_a_sealed_episode_move_to_its_successor(lake):
     with lake.writer(run="run", worker="w") as writer:
         late = record_episode(writer, 1, end=False)

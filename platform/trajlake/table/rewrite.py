@@ -127,7 +127,8 @@ def episodes_changed(
 ) -> Change:
     """Add `new` rows, in the place of those that are `replaced`, and put late scores and retractions on any row.
 
-    What late scores had put on a row that is replaced moves to its successor. `runs`: of the index.
+    What late scores had put on a row that is replaced moves to its successor; where that is another attempt, which has
+    been judged anew, only what it lacks. `runs`: of the index.
     """
     # Files of `steps` were copied, so rows of other episodes move along with those that were in them.
     copies = [path for path in active_files(steps_table)["path"].to_pylist() if path.startswith(moved_name(prefix))]
@@ -139,7 +140,7 @@ def episodes_changed(
     for path in candidates:
         rows = read_file(store, EPISODES.name, path)
         gone = pc.is_in(rows["episode_id"], pa.array(sorted(replaced), pa.string()))
-        for old in rows.filter(gone).select(["episode_id", "rewards", "retracted"]).to_pylist():
+        for old in rows.filter(gone).select(["episode_id", "attempt", "rewards", "retracted"]).to_pylist():
             carried[old["episode_id"]] = old
         after = rows.filter(pc.invert(gone))
         after = with_new_places(after, moved)
@@ -171,7 +172,12 @@ def with_new_places(rows: pa.Table, moved: Mapping[str, tuple[str, Place]]) -> p
 
 
 def _carry(rows: pa.Table, carried: dict[str, dict[str, Any]]) -> pa.Table:
-    scores = {episode: old["rewards"] for episode, old in carried.items() if old["rewards"]}
+    attempts = dict(zip(rows["episode_id"].to_pylist(), rows["attempt"].to_pylist(), strict=True))
+    scores = {
+        episode: [{**component, APPLIED: old["attempt"] != attempts[episode]} for component in old["rewards"]]
+        for episode, old in carried.items()
+        if old["rewards"]
+    }
     retractions = {episode: old["retracted"] for episode, old in carried.items() if old["retracted"]}
     return _patched(rows, scores, retractions)
 
@@ -186,6 +192,9 @@ def _patched(rows: pa.Table, scores: dict[str, list[dict[str, Any]]], retraction
     return with_columns(rows, values)
 
 
+APPLIED = "applied"
+"""Whether a score, beside what it says, is none that has come since: it then changes no score that is there."""
+
 LATE = ("rewards", "reward", "success", "retracted")
 """The columns of `episodes` that scores and retractions change."""
 
@@ -199,8 +208,15 @@ def add_late(
     """Add reward components and retractions to the columns LATE of these episodes, in place."""
     for index, episode in enumerate(ids):
         if components := scores.get(episode):
-            values["rewards"][index] = _merged_components(values["rewards"][index] or [], components)
-            for component in components:
+            has = {component["name"] for component in values["rewards"][index] or ()}
+            has |= {name for name in (SCORED_REWARD, SCORED_SUCCESS) if values[name][index] is not None}
+            late = [
+                {name: value for name, value in component.items() if name != APPLIED}
+                for component in components
+                if not (component.get(APPLIED) and component["name"] in has)
+            ]
+            values["rewards"][index] = _merged_components(values["rewards"][index] or [], late)
+            for component in late:
                 if component["name"] == SCORED_REWARD:
                     values["reward"][index] = component["value"]
                 if component["name"] == SCORED_SUCCESS and component["value"] in _VERDICTS:
