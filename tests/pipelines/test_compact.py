@@ -259,6 +259,16 @@ def test_scores_that_arrive_late_are_on_the_row_and_a_repeated_one_corrects_itse
     assert states(lake) == {"consumed": 3}
 
 
+def test_a_time_that_an_older_writer_let_through_holds_up_no_other_episode(lake):
+    with lake.writer("run", "w") as writer:
+        writer.record("begin", "odd", 0, {"occurred_at": -(9 * 10**16)})
+        writer.record("end", "odd", 0, {"status": "completed", "n_steps": 0})
+        writer.episode(episode_id="good").end()
+    assert compact(lake).episodes == 2
+    optimize(lake)
+    assert lake.snapshot().episode("good").episode["status"] == "completed"
+
+
 def attempted(lake, attempt, **outcome):
     with lake.writer("run", f"w{attempt}") as writer:
         episode = writer.episode(episode_id="e", attempt=attempt)

@@ -157,6 +157,11 @@ def test_arrays_are_copied_when_they_are_given():
         ({"tool_results": [{"call_id": "1", "content": "x", "is_error": "no"}]}, "tool_results: must be True or False"),
         ({"extra": {"x": object()}}, "cannot be written as JSON"),
         ({"timestamp": "yesterday"}, "timestamp: not an ISO 8601 time"),
+        *(
+            ({"timestamp": time}, "timestamp: not a time of the years 1 to 9999")
+            for time in (-9e10, -90_000_000_000, "9999-12-31T23:00:00-05:00", np.float64(-9e10))
+        ),
+        ({"extra": {"d": object()}}, "step field extra: cannot be written as JSON"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_by_field_and_reason(fields, reason):
@@ -281,6 +286,11 @@ def test_extra_takes_what_programs_hold_whatever_stands_beside_it(value, stored,
 
 def test_json_text_is_readable_unicode():
     assert step_row({"extra": {"größe": "😀", "n": None}})["extra"] == '{"größe":"😀","n":null}'
+
+
+def test_what_no_field_of_a_call_holds_does_not_take_the_place_of_what_the_caller_calls_so():
+    row = step_row({"tool_calls": [{"name": "f", "more": 1}], "extra": {"tool_calls": "mine", "k": 2}})
+    assert json.loads(row["extra"]) == {"tool_calls": "mine", "k": 2, "tool_calls_rest": {"0": {"more": 1}}}
 
 
 def test_times_are_microseconds_whatever_form_they_have():

@@ -11,11 +11,20 @@ import numpy as np
 from trajlake.errors import UsageError
 from trajlake.ingest.arrays import plain
 
+_FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # microseconds since 1970
 LONGEST_TEXT = 500_000_000  # at four bytes a character this still fits Arrow's 32-bit offsets
 
 
 def microseconds(value: Any) -> int:
-    """Microseconds since 1970 UTC, from a datetime, ISO 8601 text, or seconds since 1970."""
+    """Microseconds since 1970 UTC, from a datetime, ISO 8601 text, or seconds since 1970; of the years that Python and
+    ISO 8601 have, 1 to 9999."""
+    found = _microseconds(value)
+    if not _FIRST <= found <= _LAST:
+        raise UsageError(f"not a time of the years 1 to 9999: {value!r}")
+    return found
+
+
+def _microseconds(value: Any) -> int:
     if type(value) is float and -1e11 < value < 1e11:
         return round(value * 1_000_000)
     if isinstance(value, str):

@@ -172,13 +172,21 @@ def freeze_step(row: Row) -> int:
     if leftovers or extra is not None:
         if extra is not None and not isinstance(extra, Mapping):
             raise UsageError(f"step field extra: must map names to values, not {kind_of(extra)}")
-        row["extra"] = json_text({**(extra or {}), **leftovers} if leftovers else extra)
+        try:
+            row["extra"] = json_text(_with_leftovers(extra or {}, leftovers) if leftovers else extra)
+        except UsageError as error:
+            raise UsageError(f"step field extra: {error}") from error
         size += len(row["extra"])
     if size > _LARGEST_STEP:
         raise UsageError(
             f"a step of {size:,} bytes is more than Arrow holds in a row: record its arrays in several steps"
         )
     return size
+
+
+def _with_leftovers(extra: Mapping[str, Any], leftovers: Row) -> Row:
+    """What no field of a call or result holds, beside what the caller calls so."""
+    return {**extra, **{f"{name}_rest" if name in extra else name: value for name, value in leftovers.items()}}
 
 
 def _step_value(name: str, value: Any, leftovers: Row) -> Any:

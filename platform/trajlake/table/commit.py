@@ -159,7 +159,10 @@ def statistics(rows: pa.Table, columns: Iterable[str]) -> dict[str, Any]:
         # JSON knows neither NaN nor infinities, and a bound that leaves them out would prune rows that have them.
         if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column)).as_py():
             continue
-        bounds = pc.min_max(column).as_py()
+        try:
+            bounds = pc.min_max(column).as_py()
+        except (OverflowError, ValueError):  # a time that Python has none for, which writers let through once
+            continue
         if isinstance(bounds["min"], str) and max(map(len, bounds.values())) > _LONGEST_STATISTIC:
             continue
         least[name], greatest[name] = bounds["min"], bounds["max"]
