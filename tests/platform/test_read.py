@@ -52,6 +52,8 @@ def test_sql_over_episodes_and_steps(lake):
         ("SELECT foo(1)", "unsupported function 'foo'"),
         ("SELECT reward + status FROM episodes", "arithmetic"),
         ("SELECT * FROM episodes WHERE coalesce()", "Polars cannot do this"),
+        ("SELECT * FROM read_csv('/etc/passwd')", "opens no files"),
+        ("WITH a AS (SELECT 1) SELECT * FROM a, READ_PARQUET ('x')", "opens no files"),
         ("SELECT * FROM episodes WHERE reward::decimal(50, 2) > 0", "Polars cannot do this"),
     ],
 )
@@ -64,6 +66,7 @@ def test_wrong_sql_is_one_clear_line(lake, sql, reason):
 
 def test_sql_cannot_change_the_lake(lake):
     snapshot = lake.snapshot()
+    assert snapshot.query("SELECT 'read_csv(''x'')' AS text")["text"].item() == "read_csv('x')"
     for sql in ("DROP TABLE episodes", "DELETE FROM episodes", "CREATE TABLE x AS SELECT 1"):
         with pytest.raises(QueryError, match="only reads.*retract"):
             snapshot.query(sql)

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 _TOKEN = re.compile(r"e(\d+)\.s(\d+)")
 _FIRST_WORD = re.compile(r"(?:[\s(;]|--[^\n]*\n|/\*.*?\*/)*+(\w*)", re.DOTALL)  # behind spaces, brackets and comments
+_FILES = re.compile(r"\bread_\w+\s*\(", re.IGNORECASE)  # functions of Polars that open files
+_LITERAL = re.compile(r"'(?:[^']|'')*'")
 _READS = ("SELECT", "WITH", "FROM", "VALUES", "SHOW", "EXPLAIN")  # Polars' SQL answers others too, as if it had obeyed
 _CANDIDATES = 5  # episodes that are named where the beginning of an id fits several
 _PLACE = ["episode_id", "steps_path", "row_group", "row_offset", "row_count"]
@@ -102,6 +104,7 @@ class Snapshot:
         are read). `tags['team']` is a tag of an episode. Raises QueryError with what is wrong in it, and for what
         would write."""
         _must_read(sql)
+        _must_be_of_tables(sql)
         episodes, sql, _ = with_tags(self.episodes, sql)
         context = pl.SQLContext({"episodes": episodes, "steps": self.steps})
         with _reading(self):
@@ -261,6 +264,11 @@ def _must_read(sql: str) -> None:
             f"a query only reads, and {begins}: write {', '.join(_READS[:-1])} or {_READS[-1]}; "
             "`trajlake retract` removes episodes"
         )
+
+
+def _must_be_of_tables(sql: str) -> None:
+    if found := _FILES.search(_LITERAL.sub("''", sql)):
+        raise QueryError(f"a query is over the tables episodes and steps, and opens no files: {found[0]}…) does")
 
 
 def _ambiguous(beginning: str, found: pl.DataFrame) -> EpisodeAmbiguous:
