@@ -150,6 +150,8 @@ def test_arrays_are_copied_when_they_are_given():
         ({"token_ids": [[1], [2]]}, "token_ids: must be a flat list"),
         ({"tensors": {"x": np.array([(1, 2.0)], dtype=[("a", int), ("b", float)])}}, "only plain numbers"),
         ({"tensors": {"x": np.array([object()])}}, "only plain numbers"),
+        ({"tensors": {"x": np.ma.array([1, 2], mask=[0, 1])}}, "tensors: has masked values"),
+        ({"logprobs": np.ma.array([0.1, 2], mask=[0, 1])}, "logprobs: has masked values"),
         ({"source": ["agent"]}, "source: must be one of"),
         ({"terminated": 1}, "terminated: must be True or False"),
         ({"tool_calls": "call"}, "tool_calls: must be a list of objects"),

@@ -48,6 +48,8 @@ def tensor_rows(name: str, array: np.ndarray[Any, Any]) -> list[Row] | None:
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
+    if hasattr(value, "mask") and np.ma.is_masked(value):  # numpy.ma loads when it is first named
+        raise UsageError("has masked values, for which there is no place: fill them, or record the mask beside it")
     try:
         return np.asarray(to_numpy(value))
     except (TypeError, ValueError, RuntimeError) as error:  # rows of different lengths; tensors without dense values
